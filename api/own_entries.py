@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.api.catalog import cluster_figures, gpu_figures, model_figures
-from planner.api.storage.own_entries import OwnEntry
+from planner.api.storage.tables import OwnEntry
 from planner.api.wiring import Wiring
 from planner.errors import SpecError, fault
 from planner.intake.huggingface.model_document import inline_keys

@@ -12,7 +12,7 @@ from planner.api.input.jobs import check_one_size, completed, parse_job
 from planner.api.input.text import read_json
 from planner.api.jobs.plans import entry_of
 from planner.api.own_entries import with_own
-from planner.api.storage.records import PlanLabels, StoredEstimate
+from planner.api.storage.records import StoredEstimate
 from planner.api.wiring import Question, SystemClock, Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.errors import PlannerError, SpecError, fault
@@ -111,7 +111,7 @@ def answer_on_paper(
 def keep_plan(wiring: Wiring, question: PaperQuestion, plan: Plan) -> None:
     """Remembers and stores the answer. Raises StoreError."""
     wiring.answered.put(question.key, plan)
-    wiring.store.save_plan(plan, PlanLabels.of(question.job, question.job_hash))
+    wiring.store.save_plan(plan, question.job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ from planner.api.jobs.probes import probes_of
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.jobs.workers import TaskWorkers
 from planner.api.settings import Settings
-from planner.api.storage.job_records import OPEN, TaskFilter, TaskRecord
+from planner.api.storage.job_records import OPEN, TaskRecord
 from planner.api.storage.migrate import upgrade
-from planner.api.storage.tables import ProbeRow
+from planner.api.storage.tables import ProbeRecord
 from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.storage.transactions import reading
 from planner.api.wiring import Wiring, wire
@@ -185,14 +185,11 @@ class Bench:
 
     def runs(self, wiring: Wiring) -> list[TaskRecord]:
         """The run of each sweep."""
-        return [
-            wiring.tasks.list(TaskFilter(parent_id=sweep), None, 1).items[0]
-            for sweep in self.sweeps
-        ]
+        return [wiring.tasks.list(limit=1, parent_id=sweep).items[0] for sweep in self.sweeps]
 
     def ended(self, wiring: Wiring) -> int:
         """Probes that have ended so far."""
-        query = select(func.count()).where(ProbeRow.finished_at.is_not(None))
+        query = select(func.count()).where(ProbeRecord.finished_at.is_not(None))
         with reading(wiring.engine) as session:
             return int(session.scalar(query) or 0)
 

@@ -9,7 +9,8 @@ from typing import Any
 from planner.api.calibration.read import in_use
 from planner.api.input.belief import far_off
 from planner.api.storage.job_records import ProbeRecord
-from planner.api.storage.records import CalibrationRecord, RunRow, Subject
+from planner.api.storage.records import RunRow, Subject
+from planner.api.storage.tables import CalibrationRecord
 from planner.api.wiring import Wiring
 from planner.calibration.kernels import KernelShape, KernelTiming
 from planner.calibration.own_runs import PricedRun, priced

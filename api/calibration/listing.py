@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from planner.api.calibration.read import rests_on_shipped
 from planner.api.http.schemas import CalibrationLine, KnobValue
 from planner.api.storage.common import encoded, told
-from planner.api.storage.records import CalibrationRecord, MeasurementFilter, Page
+from planner.api.storage.records import Page
+from planner.api.storage.tables import CalibrationRecord
 from planner.api.wiring import Wiring
 from planner.charts.accuracy import BAND, RunPoint, accuracy, within_band
 from planner.cost.machine.knobs import KNOBS, Calibration, Knob
@@ -34,7 +35,7 @@ def calibration_page(wiring: Wiring, cursor: str | None, limit: int) -> Page[Cal
     start = 0 if cursor is None else places.index(cursor) + 1 if cursor in places else len(packaged)
     lines = [_line(one, in_use=one is packaged[0]) for one in packaged[start : start + limit]]
     if len(lines) == limit:
-        last = start + limit == len(packaged) and not wiring.calibrations.list(None, 1).items
+        last = start + limit == len(packaged) and not wiring.calibrations.list(limit=1).items
         return Page(items=lines, next_cursor=None if last else places[start + limit - 1])
     page = wiring.calibrations.list(
         None if cursor is None or cursor in places else cursor, limit - len(lines)
@@ -125,7 +126,7 @@ class OwnAccuracy(BaseModel):
 
 def own_accuracy(wiring: Wiring, limit: int) -> OwnAccuracy:
     """Accuracy on the newest measurements that gave a step time, at most `limit`."""
-    found = wiring.measurements.list(MeasurementFilter(status="ok"), None, limit).items
+    found = wiring.measurements.list(limit=limit, status="ok").items
     believed = [one for one in found if one.refused is None]
     measured = [(one, one.step_seconds) for one in believed if one.job.layout and one.step_seconds]
     answers = Estimator().estimates([one.job for one, _ in measured])

@@ -2,7 +2,8 @@
 
 from datetime import datetime
 
-from planner.api.storage.records import CalibrationRecord, Subject
+from planner.api.storage.records import Subject
+from planner.api.storage.tables import CalibrationRecord
 from planner.api.wiring import Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import from_document, shipped_calibration

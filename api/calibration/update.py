@@ -21,7 +21,8 @@ from planner.api.calibration.inputs import (
     timed_rows,
 )
 from planner.api.storage.job_records import ProbeRecord
-from planner.api.storage.records import CalibrationRecord, LearningInputs, Subject
+from planner.api.storage.records import LearningInputs, Subject
+from planner.api.storage.tables import CalibrationRecord
 from planner.api.wiring import Wiring
 from planner.calibration.update import learn_priced
 from planner.cost.machine.knobs import Calibration
@@ -124,7 +125,7 @@ def _made(wiring: Wiring, subject: Subject, inputs: LearningInputs) -> Calibrati
         trainer=subject.trainer,
         gpu=subject.gpu,
         owner=subject.owner,
-        software=software,
+        software=dict(software),
         num_runs=len(runs),
         document={**to_document(calibration), "runs": [run.id for run in runs]},
         built_from=inputs.digest,

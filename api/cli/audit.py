@@ -8,7 +8,6 @@ import typer
 from planner.api.cli.output import show_page
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.render.lists import audit_line
-from planner.api.storage.records import AuditFilter
 from planner.api.wiring import wire
 
 
@@ -22,6 +21,5 @@ def command(
     cursor: Cursor = None,
     json: Json = False,
 ) -> None:
-    wanted = AuditFilter(asked_by=asked_by, action=action, subject=subject)
-    page = wire().audit.list(wanted, cursor, limit)
+    page = wire().audit.list(cursor, limit, asked_by=asked_by, action=action, subject=subject)
     show_page(page, asdict, audit_line, "nothing of this is in the audit trail", json=json)

@@ -13,7 +13,7 @@ from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.storage.common import told
-from planner.api.storage.records import CalibrationRecord
+from planner.api.storage.tables import CalibrationRecord
 from planner.api.wiring import Wiring, wire
 from planner.catalog.clusters import gpu_names
 from planner.cost.machine.knobs import KNOBS

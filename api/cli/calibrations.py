@@ -8,7 +8,7 @@ from planner.api.calibration.update import line_about, revert
 from planner.api.cli.output import note, show_page, tell, working
 from planner.api.cli.typed import Cursor, Json, Limit
 from planner.api.identity import local_user
-from planner.api.storage.records import CalibrationRecord
+from planner.api.storage.tables import CalibrationRecord
 from planner.api.wiring import wire
 from planner.units import counted
 

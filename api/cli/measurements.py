@@ -147,9 +147,8 @@ def list_(
     """Show stored measurements, newest first, each beside its prediction; ratio: measured over
     predicted tokens a second.
     """
-    page = wire().measurements.list(
-        filter_of(model=model, gpu=gpu, status=status, rung=rung), cursor, limit
-    )
+    wanted = filter_of(model=model, gpu=gpu, status=status, rung=rung)
+    page = wire().measurements.list(cursor, limit, **wanted)
     with working("predicting the same runs", quiet=json):
         predicted = beside(page.items)
     if json:

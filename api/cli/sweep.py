@@ -29,7 +29,8 @@ from planner.api.jobs.webhooks import deliver_due
 from planner.api.render.charts import sweep_chart
 from planner.api.render.sweep import report_lines
 from planner.api.storage.common import told
-from planner.api.storage.records import SweepRecord, SweepState
+from planner.api.storage.records import SweepState
+from planner.api.storage.tables import SweepRecord
 from planner.api.wiring import wire
 from planner.errors import fault
 from planner.units import counted
@@ -163,7 +164,7 @@ def hosts(
         until = f"{one.until:%Y-%m-%d %H:%M} UTC by {one.found_by}"
         lines.append(f"{one.host} of {one.pool}, until {until}")
         lines += [f"  {sentence}" for sentence in one.evidence]
-    tell([one.as_dict() for one in out], lines, json=json)
+    tell([told(one) for one in out], lines, json=json)
 
 
 def _change(sweep_id: str, state: SweepState, *, as_json: bool) -> None:

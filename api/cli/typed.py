@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from planner.api.storage.common import ids_starting
-from planner.api.storage.tables import PlanRow, SweepRow
+from planner.api.storage.tables import PlanRow, SweepRecord
 from planner.api.wiring import wire
 from planner.catalog.clusters import cluster_names, gpu_names
 from planner.catalog.models import model_names
@@ -40,7 +40,7 @@ def complete_plan(incomplete: str) -> list[str]:
 
 
 def complete_sweep(incomplete: str) -> list[str]:
-    return _stored(SweepRow, incomplete)
+    return _stored(SweepRecord, incomplete)
 
 
 def _offering(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -62,7 +62,7 @@ complete_cluster, complete_pool = _offering(cluster_names), _offering(_pools)
 complete_trainer, complete_sampler = _offering(lambda: TRAINERS), _offering(lambda: SAMPLERS.names)
 
 
-def _stored(rows: type[PlanRow] | type[SweepRow], incomplete: str) -> list[str]:
+def _stored(rows: type[PlanRow] | type[SweepRecord], incomplete: str) -> list[str]:
     """Ids that begin so. A shell that completes shows no errors, so an error offers nothing."""
     try:
         return ids_starting(wire().store.engine, rows, incomplete.lower(), MOST_OFFERED)

@@ -19,7 +19,6 @@ from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
 from planner.api.input.text import check_plain, read_text
 from planner.api.own_entries import with_own
 from planner.api.storage.common import every, is_id
-from planner.api.storage.records import MeasurementFilter
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError, fault
 from planner.intake.current import complete
@@ -242,10 +241,10 @@ def _content(measurement: Measurement) -> dict[str, Any]:
     return {key: value for key, value in measurement.as_row().items() if key != "id"}
 
 
-def filter_of(**wanted: str | None) -> MeasurementFilter:
+def filter_of(**wanted: str | None) -> dict[str, str | None]:
     """Filter on measurements; model and gpu by any name of the catalogue.
 
-    wanted: fields of MeasurementFilter. Raises SpecError for an unknown status or fidelity.
+    wanted: columns of a measurement. Raises SpecError for an unknown status or fidelity.
     """
     kinds = {"status": get_args(Status), "rung": get_args(Rung)}
     faults = [
@@ -255,9 +254,9 @@ def filter_of(**wanted: str | None) -> MeasurementFilter:
     ]
     if faults:
         raise SpecError(faults)
-    return MeasurementFilter(**named(wanted))
+    return named(wanted)
 
 
-def all_of(wiring: Wiring, wanted: MeasurementFilter) -> Iterator[Measurement]:
+def all_of(wiring: Wiring, wanted: Mapping[str, str | None]) -> Iterator[Measurement]:
     """All wanted measurements, newest first, page by page."""
-    return every(lambda cursor: wiring.measurements.list(wanted, cursor, PAGE))
+    return every(lambda cursor: wiring.measurements.list(cursor, PAGE, **wanted))

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import chain
 
 from planner.api.storage.common import ids_starting, is_id
-from planner.api.storage.tables import PlanRow, ProbeRow, SweepRow, TaskRow
+from planner.api.storage.tables import PlanRow, ProbeRecord, SweepRecord, TaskRecord
 from planner.api.wiring import Wiring
 from planner.errors import fault
 from planner.units import counted
 
-Rows = type[PlanRow] | type[ProbeRow] | type[SweepRow] | type[TaskRow]
+Rows = type[PlanRow] | type[ProbeRecord] | type[SweepRecord] | type[TaskRecord]
 
 SHOWN = 4  # of the ids that a beginning could mean
 LONGEST = 100
@@ -20,17 +20,17 @@ def plan_id_of(wiring: Wiring, text: str, field: str = "PLAN_ID") -> str:
 
     The text itself where none does. Raises SpecError where several do.
     """
-    return _only(wiring, text, "plan", field, (PlanRow, TaskRow))
+    return _only(wiring, text, "plan", field, (PlanRow, TaskRecord))
 
 
 def probe_id_of(wiring: Wiring, text: str, field: str = "PROBE_ID") -> str:
     """The probe's whole id, from the beginning of it."""
-    return _only(wiring, text, "probe", field, (ProbeRow,))
+    return _only(wiring, text, "probe", field, (ProbeRecord,))
 
 
 def sweep_id_of(wiring: Wiring, text: str, field: str = "SWEEP_ID") -> str:
     """The sweep's whole id, from the beginning of it."""
-    return _only(wiring, text, "sweep", field, (SweepRow,))
+    return _only(wiring, text, "sweep", field, (SweepRecord,))
 
 
 def _only(wiring: Wiring, text: str, kind: str, field: str, tables: "Sequence[Rows]") -> str:

@@ -10,7 +10,8 @@ from planner.api.calibration.update import update_about
 from planner.api.jobs.failures import MOST_OUT, SLOW, BadHost, keep_out
 from planner.api.storage.common import told
 from planner.api.storage.job_records import TaskRecord
-from planner.api.storage.records import DriftFinding, HistoryRow
+from planner.api.storage.records import HistoryRow
+from planner.api.storage.tables import DriftFinding
 from planner.api.wiring import Wiring
 from planner.calibration.drift.findings import NEWEST, Creep, Drift, SlowHost, StepChange
 from planner.calibration.drift.nights import Nights, Reading
@@ -130,6 +131,7 @@ class _History:
                 found = f"the sweep {run.request['name']} found step times {_by(change)}"
                 for part in parts:
                     yield DriftFinding(
+                        sweep_id=run.parent_id or "",
                         trainer=trainer,
                         gpu=gpu,
                         owner="" if shared else run.asked_by or "",

@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from planner.api.errors import UnavailableError
 from planner.api.jobs.owners import has_crashed, owner
-from planner.api.storage.job_records import JobEnd, JobRecord, Lease
+from planner.api.storage.job_records import RUNNING, JobEnd, JobRecord, Lease
 from planner.api.storage.queue import SqlQueue
 from planner.errors import ConflictError, PlannerError
 from planner.units import counted
@@ -49,7 +49,7 @@ class Claimed(Generic[Record, End]):
     columns: of its row, which the next heartbeat stores, such as `progress`.
     """
 
-    queue: SqlQueue[Record, Any, End]
+    queue: SqlQueue[Record, End]
     record: Record
     stop: threading.Event = field(default_factory=threading.Event)
     columns: dict[str, Any] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Claimed(Generic[Record, End]):
 # ---- owners that crashed -------------------------------------------------------------------------
 
 
-def abandoned(queue: SqlQueue[Record, Any, Any], *, check_processes: bool) -> list[Record]:
+def abandoned(queue: SqlQueue[Record, Any], *, check_processes: bool) -> list[Record]:
     """Running jobs whose lease has expired.
 
     After the database was away, leases have as long again: nobody could renew them.
@@ -150,13 +150,13 @@ def abandoned(queue: SqlQueue[Record, Any, Any], *, check_processes: bool) -> li
     waits = now - queue.away_at < LEASE_SECONDS
     found = {} if waits else {record.id: record for record in expired}
     if check_processes:
-        running = queue.list(limit=RUNNING_CHECKED, wanted=queue.filter_class(state="running"))
+        running = queue.list(limit=RUNNING_CHECKED, state=RUNNING)
         found |= {record.id: record for record in running.items if has_crashed(record.owner)}
     return list(found.values())
 
 
 def take_over(
-    queue: SqlQueue[Record, Any, Any], record: Record, *, counts: bool = False
+    queue: SqlQueue[Record, Any], record: Record, *, counts: bool = False
 ) -> Record | None:
     """An abandoned job, now ours; None where somebody else was quicker, or its owner lives.
 
@@ -166,9 +166,11 @@ def take_over(
     return queue.take_over(record, new_lease(), crashed=crashed, counts=counts)
 
 
-def take_abandoned(queue: SqlQueue[Record, Any, Any], wanted: Any) -> Record | None:
-    """The newest abandoned job that the filter wants, now ours for another attempt."""
-    taken = (take_over(queue, one, counts=True) for one in queue.list(wanted).items)
+def take_abandoned(queue: SqlQueue[Record, Any], **wanted: Any) -> Record | None:
+    """The newest abandoned job of these columns, now ours for another attempt."""
+    taken = (
+        take_over(queue, one, counts=True) for one in queue.list(state=RUNNING, **wanted).items
+    )
     return next((one for one in taken if one is not None), None)
 
 

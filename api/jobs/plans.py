@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.api.storage.common import cursor_of, told
-from planner.api.storage.job_records import OPEN, TaskFilter, TaskRecord
+from planner.api.storage.job_records import OPEN, TaskRecord
 from planner.api.storage.records import Page, PlanLine
 from planner.api.wiring import Wiring
 from planner.errors import NotFoundError, SpecError, fault
@@ -20,7 +20,7 @@ def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLi
 
     A study's plan has the id and the time of its study, so it takes its place when it is made.
     """
-    return _page(wiring, wiring.store.list_plans(cursor, limit), cursor, limit)
+    return _page(wiring, wiring.store.list(cursor, limit), cursor, limit)
 
 
 def open_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLine]:
@@ -29,8 +29,7 @@ def open_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLine]
 
 
 def _page(wiring: Wiring, stored: Page[PlanLine], cursor: str | None, limit: int) -> Page[PlanLine]:
-    wanted = [TaskFilter(kind="study", state=state) for state in OPEN]
-    studies = [wiring.tasks.list(one, cursor, limit) for one in wanted]
+    studies = [wiring.tasks.list(cursor, limit, kind="study", state=state) for state in OPEN]
     ids = {item.id for item in stored.items}
     fresh = (task for page in studies for task in page.items if task.id not in ids)
     lines = [*stored.items, *map(_line_of, fresh)]

@@ -2,8 +2,8 @@
 
 import errno
 import platform
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,8 +17,9 @@ from planner.api.input.belief import checked
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.plans import job_of
+from planner.api.jobs.threads import in_thread
 from planner.api.storage.common import every
-from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
+from planner.api.storage.job_records import ProbeEnd, ProbeRecord, TaskRecord
 from planner.api.storage.room import Room, check_quota
 from planner.api.storage.tasks import most_gpu_seconds
 from planner.api.wiring import Wiring
@@ -141,7 +142,7 @@ def enqueue(
     ours: bool = False,
     parent: TaskRecord | None = None,
     room: Room | None = None,
-) -> list[ProbeRecord]:
+) -> Sequence[ProbeRecord]:
     """Stores them, all or none: queued, or `ours` from the start. Raises QuotaError.
 
     A probe that is ours is never queued, so nobody else runs what a crashed command left.
@@ -193,8 +194,7 @@ def cancel_probe(wiring: Wiring, probe_id: str) -> ProbeRecord:
 
 def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
     """All probes of a plan, a study or a run of a sweep, oldest first."""
-    wanted = ProbeFilter(plan_id=parent_id)
-    return [*every(lambda cursor: wiring.probes.list(wanted, cursor, PAGE))][::-1]
+    return [*every(lambda cursor: wiring.probes.list(cursor, PAGE, plan_id=parent_id))][::-1]
 
 
 # ---- one probe -----------------------------------------------------------------------------------
@@ -305,30 +305,14 @@ def run_all(
 
     An interruption ends them first and is raised then.
     """
-    ended: dict[str, ProbeRecord] = {}
-    bugs: list[BaseException] = []
-    # not Thread.join: interrupted by Ctrl-C, it takes the thread for ended (CPython bpo-45274)
-    done = [threading.Event() for _ in records]
-
-    def work(record: ProbeRecord, mine: threading.Event) -> None:
-        try:
-            ended[record.id] = run_probe(wiring, record, watches[record.id])
-        except BaseException as error:
-            bugs.append(error)
-        finally:
-            mine.set()
-
-    for record, mine in zip(records, done, strict=True):
-        threading.Thread(target=work, args=(record, mine), daemon=True).start()
+    ends = [
+        in_thread(f"probe {one.id}", run_probe, wiring, one, watches[one.id]) for one in records
+    ]
     try:
-        for mine in done:
-            mine.wait()
+        wait(ends)
     except KeyboardInterrupt:
         for watch in watches.values():
             watch.stop.set()
-        for mine in done:
-            mine.wait()
+        wait(ends)
         raise
-    if bugs:
-        raise bugs[0]
-    return [ended[record.id] for record in records]
+    return [end.result() for end in ends]

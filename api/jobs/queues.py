@@ -6,15 +6,7 @@ from typing import Any, Literal
 from planner.api.identity import asker
 from planner.api.jobs.plans import subject_of
 from planner.api.storage.common import record_of
-from planner.api.storage.job_records import (
-    OPEN,
-    JobState,
-    ProbeFilter,
-    ProbeRecord,
-    QueuedJob,
-    TaskFilter,
-    TaskRecord,
-)
+from planner.api.storage.job_records import OPEN, JobState, ProbeRecord, QueuedJob, TaskRecord
 from planner.api.storage.room import check_quota
 from planner.api.storage.tasks import most_gpu_seconds
 from planner.api.storage.transactions import one_transaction, writing
@@ -29,8 +21,8 @@ def jobs_in(wiring: Wiring, *, failed: bool) -> list[QueuedJob]:
     states: tuple[JobState, ...] = ("failed",) if failed else OPEN
     found: list[ProbeRecord | TaskRecord] = []
     for state in states:
-        found += wiring.probes.list(ProbeFilter(state=state), None, MOST).items
-        found += wiring.tasks.list(TaskFilter(state=state), None, MOST).items
+        found += wiring.probes.list(limit=MOST, state=state).items
+        found += wiring.tasks.list(limit=MOST, state=state).items
     found.sort(key=lambda job: (job.created_at, job.id), reverse=True)
     return [line_of(record) for record in found]
 

@@ -1,15 +1,16 @@
 """Probes of one run side by side: started while the pool has room, and collected as they end."""
 
 import platform
-import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from planner.api.jobs.leases import Claimed
 from planner.api.jobs.probes import RequestedProbe, enqueue, run_probe
+from planner.api.jobs.threads import in_thread
 from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskRecord
 from planner.api.storage.room import NoRoomError, Room
 from planner.api.wiring import Wiring
@@ -128,12 +129,10 @@ class SideBySide:
     pool: Pool
     pool_name: str
     claimed: Claimed[TaskRecord, TaskEnd]
-    running: dict[str, RequestedProbe] = field(default_factory=dict)
     waits: bool = False
-    _stops: dict[str, threading.Event] = field(default_factory=dict)
-    # ids of probes, each with how it ended or what its thread raised
-    _ended: "queue.SimpleQueue[tuple[str, ProbeRecord | BaseException]]" = field(
-        default_factory=queue.SimpleQueue
+    # how each ends, with what was asked and what stops it
+    _ends: dict[Future[ProbeRecord], tuple[RequestedProbe, threading.Event]] = field(
+        default_factory=dict
     )
     _rooms: dict[str, Room] = field(default_factory=dict)
     _avoids: list[bool] = field(default_factory=list)
@@ -154,7 +153,7 @@ class SideBySide:
         avoid, rather_not: hosts, as in `Watch`.
         """
         room, taken = self._room(requested.job.cluster), self.devices
-        full = len(self.running) >= MOST_AT_ONCE
+        full = len(self._ends) >= MOST_AT_ONCE
         if full or (taken and taken + requested.devices > room.devices):
             return None
         try:
@@ -163,31 +162,28 @@ class SideBySide:
             self._want(requested.devices)
             return None
         stop = threading.Event()
-        self.running[record.id], self._stops[record.id] = requested, stop
         watch = Watch(stop=stop, progress=say, avoid=avoid, rather_not=rather_not)
-        name, args = f"probe {record.id}", (record, requested, watch)
-        threading.Thread(target=self._run, args=args, name=name, daemon=True).start()
+        end = in_thread(f"probe {record.id}", self._run, record, requested, watch)
+        self._ends[end] = requested, stop
         return record
 
     @property
-    def devices(self) -> int:
-        return sum(one.devices for one in self.running.values())
+    def running(self) -> list[RequestedProbe]:
+        return [requested for requested, _ in self._ends.values()]
 
-    def ended(self, wait_seconds: float) -> Iterator[tuple[RequestedProbe, ProbeRecord]]:
+    @property
+    def devices(self) -> int:
+        return sum(one.devices for one in self.running)
+
+    def ended(self, wait_seconds: float) -> Iterator[ProbeRecord]:
         """Probes that have ended, after waiting so long for the first of them.
 
         Raises what running one of them raised.
         """
-        while self.running:
-            try:
-                probe_id, ended = self._ended.get(timeout=wait_seconds)
-            except queue.Empty:
-                return
-            requested = self.running.pop(probe_id)
-            del self._stops[probe_id]
-            if isinstance(ended, BaseException):
-                raise ended
-            yield requested, ended
+        while wait(self._ends, wait_seconds, FIRST_COMPLETED).done:
+            for end in [one for one in self._ends if one.done()]:
+                del self._ends[end]
+                yield end.result()
             wait_seconds = 0.0
 
     @property
@@ -196,16 +192,14 @@ class SideBySide:
         return bool(self._avoids) and all(self._avoids)
 
     def stop(self) -> None:
-        for stop in list(self._stops.values()):
+        for _, stop in self._ends.values():
             stop.set()
 
     def end(self) -> None:
         """Ends all that run and waits for them; what they raise is dropped."""
         self.stop()
-        while self.running:
-            probe_id, _ = self._ended.get()
-            self.running.pop(probe_id, None)
-            self._stops.pop(probe_id, None)
+        wait(self._ends)
+        self._ends.clear()
         self._held.close()
 
     def _want(self, devices: int) -> None:
@@ -221,11 +215,6 @@ class SideBySide:
             self._rooms[name] = room_of(self.pool, self.pool_name, cluster)
         return self._rooms[name]
 
-    def _run(self, record: ProbeRecord, requested: RequestedProbe, watch: Watch) -> None:
-        ended: ProbeRecord | BaseException
-        try:
-            with self._held.lent(requested) as pool:
-                ended = run_probe(self.wiring, record, watch, pool=pool, requested=requested)
-        except BaseException as error:
-            ended = error
-        self._ended.put((record.id, ended))
+    def _run(self, record: ProbeRecord, requested: RequestedProbe, watch: Watch) -> ProbeRecord:
+        with self._held.lent(requested) as pool:
+            return run_probe(self.wiring, record, watch, pool=pool, requested=requested)

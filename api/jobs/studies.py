@@ -4,7 +4,6 @@ A study whose process crashed goes on with what it has measured.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from planner.api.calibration.update import calibration_for_study
 from planner.api.identity import asker, hash_of_job
@@ -15,15 +14,7 @@ from planner.api.jobs.probe_recovery import at_work
 from planner.api.jobs.probes import pool_of, probes_of
 from planner.api.jobs.study_probes import StudyProbes
 from planner.api.own_entries import with_own
-from planner.api.storage.job_records import (
-    OPEN,
-    EndState,
-    JobState,
-    TaskEnd,
-    TaskFilter,
-    TaskRecord,
-)
-from planner.api.storage.records import PlanLabels
+from planner.api.storage.job_records import OPEN, EndState, JobState, TaskEnd, TaskRecord
 from planner.api.storage.room import check_quota
 from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
@@ -85,9 +76,9 @@ def check_pool(wiring: Wiring, job: Job, *, allow_files: bool, wait: bool) -> No
 
 def _unfinished(wiring: Wiring, job_hash: str) -> TaskRecord | None:
     """Claims the newest study of the same job that is abandoned, or waits."""
-    running = TaskFilter(kind="study", state="running", job_hash=job_hash)
-    ours = take_abandoned(wiring.tasks, running)
-    queued = wiring.tasks.list(replace(running, state="queued"), limit=1).items
+    same = {"kind": "study", "job_hash": job_hash}
+    ours = take_abandoned(wiring.tasks, **same)
+    queued = wiring.tasks.list(limit=1, state="queued", **same).items
     if ours is not None or not queued:
         return ours
     return wiring.tasks.claim(new_lease(), job_id=queued[0].id)
@@ -114,10 +105,9 @@ def run_study(
         claimed.release()
         return None
     state: EndState = "cancelled" if claimed.cancelled else "done"
-    labels = PlanLabels.of(job, hash_of_job(job.request), state, record.asked_by)
     used = sum(gpu_seconds_of(one) for one in probes_of(wiring, record.id))
     stopped = (plan.probing or {}).get("stopped")
-    claimed.finish(TaskEnd(state=state, message=stopped, plan=(plan, labels), gpu_seconds=used))
+    claimed.finish(TaskEnd(state=state, message=stopped, plan=(plan, job), gpu_seconds=used))
     return plan
 
 

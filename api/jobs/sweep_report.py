@@ -10,7 +10,7 @@ from planner.api.errors import StoredError
 from planner.api.jobs.failures import BadHost, hosts_of, step_of
 from planner.api.jobs.study_probes import IMPLAUSIBLE
 from planner.api.jobs.sweep_layouts import SpentByRun, Wanted
-from planner.api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
+from planner.api.storage.job_records import ProbeRecord, TaskRecord
 from planner.api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job
@@ -172,8 +172,8 @@ def _job(
 
 def _jobs_before(wiring: Wiring, run: TaskRecord) -> list[Sequence[Mapping[str, Any]]]:
     """The jobs of the reports of earlier runs of this sweep, newest first."""
-    wanted = TaskFilter(kind="sweep", parent_id=run.parent_id, state="done")
-    others = (one for one in wiring.tasks.list(wanted).items if one.id != run.id)
+    done = wiring.tasks.list(kind="sweep", parent_id=run.parent_id, state="done").items
+    others = (one for one in done if one.id != run.id)
     return [(other.result or {}).get("jobs", []) for other in others]
 
 

@@ -207,7 +207,7 @@ class SweepRun:
                 self._give_up("stopped")
             self._start()
             took = False
-            for _, record in self._bench.ended(POLL_SECONDS if wait else 0.0):
+            for record in self._bench.ended(POLL_SECONDS if wait else 0.0):
                 took = True
                 self._take(record)
                 self._start()  # at once: the room is free
@@ -228,7 +228,7 @@ class SweepRun:
         while self._pending:
             item = self._pending[0]
             assert not isinstance(item.wanted.requested, str), "what cannot run is not pending"
-            running, now = self._bench.running.values(), self.wiring.sweeps.now
+            running, now = self._bench.running, self.wiring.sweeps.now
             limited = self.spent.limited(item.wanted.requested, self.spec, running, now)
             if isinstance(limited, str):
                 if not self._running:

@@ -17,9 +17,10 @@ from planner.api.jobs.schedule import next_due, window_of
 from planner.api.jobs.webhooks import check_webhook
 from planner.api.own_entries import with_own
 from planner.api.storage.common import every, readable, told
-from planner.api.storage.job_records import TaskFilter, TaskRecord
-from planner.api.storage.records import SweepRecord, SweepState
+from planner.api.storage.job_records import TaskRecord
+from planner.api.storage.records import SweepState
 from planner.api.storage.room import check_quota
+from planner.api.storage.tables import SweepRecord
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job
@@ -171,8 +172,7 @@ def run_now(wiring: Wiring, sweep: SweepRecord, *, ours: bool) -> TaskRecord:
         raise ConflictError(f"sweep {sweep.id} was cancelled; schedule it anew")
     now = wiring.sweeps.now()
     if ours:
-        running = TaskFilter(kind="sweep", state="running", parent_id=sweep.id)
-        left = take_abandoned(wiring.tasks, running)
+        left = take_abandoned(wiring.tasks, kind="sweep", parent_id=sweep.id)
         if left is not None:
             return left
     task = replace(_task(wiring, sweep, now), asked_by=who.name)
@@ -214,7 +214,7 @@ def all_sweeps(wiring: Wiring) -> Iterator[SweepRecord]:
 
 def sweep_detail(wiring: Wiring, sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:
     """A sweep with its newest runs and their reports, JSON-safe."""
-    tasks = wiring.tasks.list(TaskFilter(kind="sweep", parent_id=sweep.id), None, runs).items
+    tasks = wiring.tasks.list(limit=runs, kind="sweep", parent_id=sweep.id).items
     shown = ("id", "due_at", "state", "progress", "message", "standing")
     return {
         **told(sweep, "id", "name", "created_at", "state", "spec", "next_due_at"),

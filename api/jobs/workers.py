@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,16 +21,15 @@ from planner.api.jobs.probes import BACKEND, SHORT_OF, run_probe
 from planner.api.jobs.studies import run_study
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import schedule_due
+from planner.api.jobs.threads import in_thread
 from planner.api.jobs.webhooks import deliver_due
 from planner.api.storage.job_records import (
     OPEN,
     JobEnd,
     JobRecord,
     ProbeEnd,
-    ProbeFilter,
     ProbeRecord,
     TaskEnd,
-    TaskFilter,
     TaskRecord,
 )
 from planner.api.storage.queue import LOST_WORKERS, SqlQueue
@@ -67,25 +67,19 @@ class Workers(ABC, Generic[Record, End]):
         self._stop, self._wake = threading.Event(), threading.Event()
         self._running: set[threading.Event] = set()  # what stops each
         self._errands_due = threading.Event()
-        self._errand_threads: list[threading.Thread] = []
         self._unreleased: list[Record] = []  # the database did not answer when they were given up
-        # not Thread.join: interrupted by Ctrl-C, it takes the thread for ended (bpo-45274)
-        self._ended = [threading.Event() for _ in range(number)]
-        self._threads = [
-            threading.Thread(
-                target=self._serve, args=(ended,), name=f"{self.noun}s {index}", daemon=True
-            )
-            for index, ended in enumerate(self._ended)
-        ]
+        self._number = number
+        self._threads: list[Future[None]] = []
+        self._running_errands: list[Future[None]] = []
 
     def start(self) -> None:
-        if self._threads:
-            self._errand_threads = [
-                threading.Thread(target=self._run_errands, args=(errand,), daemon=True)
-                for errand in self._errands()
-            ]
-        for thread in (*self._errand_threads, *self._threads):
-            thread.start()
+        errands = self._errands() if self._number else ()
+        self._running_errands = [
+            in_thread("errand", self._run_errands, errand) for errand in errands
+        ]
+        self._threads = [
+            in_thread(f"{self.noun}s {index}", self._serve) for index in range(self._number)
+        ]
 
     def wake(self) -> None:
         self._wake.set()
@@ -101,17 +95,16 @@ class Workers(ABC, Generic[Record, End]):
     def stop(self) -> None:
         """Ends running jobs, puts them back into the queue, and waits until that is done."""
         self.halt()
-        for ended in self._ended:
-            ended.wait()
+        wait(self._threads)
 
     @property
     def alive(self) -> bool:
         """Whether every thread that was started still serves."""
-        return all(thread.is_alive() for thread in (*self._threads, *self._errand_threads))
+        return not any(thread.done() for thread in (*self._threads, *self._running_errands))
 
     @property
     @abstractmethod
-    def queue(self) -> SqlQueue[Record, Any, End]:
+    def queue(self) -> SqlQueue[Record, End]:
         """Where they claim. Raises StoreError while the database is down or not migrated."""
 
     def _claim_next(self) -> Record | None:
@@ -147,25 +140,21 @@ class Workers(ABC, Generic[Record, End]):
         end: Any = self.end_class(state="failed", failure=failure, message=message)
         return end  # type: ignore[no-any-return]
 
-    def _serve(self, ended: threading.Event) -> None:
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._release_the_given_up()
-                    record = self._claim_next()
-                except PlannerError as error:
-                    self.log.warning("no %s can be claimed: %s", self.noun, error)
-                    record = None
-                except Exception:  # one job that nobody can read must not end all work
-                    self.log.exception("no %s can be claimed", self.noun)
-                    record = None
-                if record is None:
-                    self._wake.wait(IDLE_SECONDS)
-                    self._wake.clear()
-                else:
-                    self._run(record)
-        finally:
-            ended.set()
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            record = None
+            try:
+                self._release_the_given_up()
+                record = self._claim_next()
+            except PlannerError as error:
+                self.log.warning("no %s can be claimed: %s", self.noun, error)
+            except Exception:  # one job that nobody can read must not end all work
+                self.log.exception("no %s can be claimed", self.noun)
+            if record is None:
+                self._wake.wait(IDLE_SECONDS)
+                self._wake.clear()
+            else:
+                self._run(record)
 
     def _run(self, record: Record) -> None:
         stop = threading.Event()
@@ -225,7 +214,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
     _pruned_at = -math.inf
 
     @property
-    def queue(self) -> SqlQueue[TaskRecord, Any, TaskEnd]:
+    def queue(self) -> SqlQueue[TaskRecord, TaskEnd]:
         return self.wiring.tasks
 
     def _claim_next(self) -> TaskRecord | None:
@@ -279,7 +268,7 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
     noun, bug, end_class = "probe", BACKEND, ProbeEnd
 
     @property
-    def queue(self) -> SqlQueue[ProbeRecord, Any, ProbeEnd]:
+    def queue(self) -> SqlQueue[ProbeRecord, ProbeEnd]:
         return self.wiring.probes
 
     def _errands(self) -> Sequence[Callable[[], object]]:
@@ -296,8 +285,6 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
 def is_idle(wiring: Wiring) -> bool:
     """Whether nothing is queued, running or due, and no webhook is to be called yet."""
     for state in OPEN:
-        if wiring.tasks.list(TaskFilter(state=state), None, 1).items:
-            return False
-        if wiring.probes.list(ProbeFilter(state=state), None, 1).items:
+        if any(queue.list(limit=1, state=state).items for queue in (wiring.tasks, wiring.probes)):
             return False
     return not wiring.sweeps.due(wiring.sweeps.now()) and not wiring.tasks.untold()

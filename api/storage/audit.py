@@ -1,23 +1,13 @@
 """The audit trail: who asked for, ran, cancelled and imported what, written with the thing."""
 
-from dataclasses import fields
-
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import (
-    Store,
-    check_limit,
-    decoded,
-    encoded,
-    plain_text,
-    record_of,
-    unknown_cursor,
-)
-from planner.api.storage.records import AuditEvent, AuditFilter, Page
+from planner.api.storage.common import TableStore, decoded, plain_text, record_of, unknown_cursor
+from planner.api.storage.records import AuditEvent
 from planner.api.storage.tables import AuditRow
-from planner.api.storage.transactions import reading, writing
+from planner.api.storage.transactions import writing
 from planner.units import DAY
 
 DETAIL_CHARACTERS = 1000
@@ -40,8 +30,10 @@ def note(
     session.add(row)
 
 
-class SqlAuditTrail(Store):
+class SqlAuditTrail(TableStore[AuditEvent]):
     """Reads and prunes the trail, and notes what no other store writes."""
+
+    table, order = AuditRow, ("id",)
 
     def add(self, asked_by: str | None, action: str, subject: str, detail: str) -> None:
         with writing(self.engine) as session:
@@ -64,28 +56,11 @@ class SqlAuditTrail(Store):
             if gone < PRUNED_AT_ONCE:
                 return pruned
 
-    def list(
-        self, wanted: AuditFilter, cursor: str | None = None, limit: int = 50
-    ) -> Page[AuditEvent]:
-        """The wanted lines, newest first."""
-        check_limit(limit)
-        query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit + 1)
-        for field in fields(wanted):
-            value = getattr(wanted, field.name)
-            if value is not None:
-                query = query.where(getattr(AuditRow, field.name) == plain_text(value))
-        if cursor is not None:
-            query = query.where(AuditRow.id < _place(cursor))
-        with reading(self.engine) as session:
-            rows = session.scalars(query).all()
-            return Page(
-                items=[record_of(AuditEvent, row) for row in rows[:limit]],
-                next_cursor=encoded(str(rows[limit - 1].id)) if len(rows) > limit else None,
-            )
+    def item(self, row: AuditRow) -> AuditEvent:
+        return record_of(AuditEvent, row)
 
-
-def _place(cursor: str) -> int:
-    place = decoded(cursor)
-    if not place.isascii() or not place.isdigit() or len(place) > 18:
-        raise unknown_cursor(cursor)
-    return int(place)
+    def place(self, cursor: str) -> tuple[int]:
+        place = decoded(cursor)
+        if not place.isascii() or not place.isdigit() or len(place) > 18:
+            raise unknown_cursor(cursor)
+        return (int(place),)

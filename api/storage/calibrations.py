@@ -1,26 +1,28 @@
 """Stored calibrations in SQL, for SQLite and PostgreSQL alike."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from planner.api.storage.common import plain_text, read_page, record_of, row_of, values_of
+from planner.api.storage.common import TableStore, plain_text, record_of
 from planner.api.storage.learning import read_inputs
-from planner.api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
+from planner.api.storage.records import LearningInputs, Subject
 from planner.api.storage.room import take_turns
-from planner.api.storage.tables import CalibrationRow, PlanRow
+from planner.api.storage.tables import CalibrationRecord, PlanRow
 from planner.api.storage.transactions import reading, writing
 
 
-class SqlCalibrationStore:
+class SqlCalibrationStore(TableStore[CalibrationRecord]):
     """Keeps calibrations, one in use for each subject. basis: see `SqlLearningStore`."""
 
+    table, what, where = CalibrationRecord, "calibration", "GET /calibrations lists them"
+
     def __init__(self, engine: Engine, basis: str) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.basis = basis
 
     def save(self, record: CalibrationRecord) -> None:
@@ -28,7 +30,7 @@ class SqlCalibrationStore:
         with writing(self.engine) as session:
             try:
                 with session.begin_nested():
-                    session.add(CalibrationRow(**values_of(record)))
+                    session.add(replace(record))
             except IntegrityError:
                 pass
 
@@ -44,7 +46,7 @@ class SqlCalibrationStore:
         False, and nothing has changed, where the database holds other runs by now than those that
         it was made from: whoever made it has to make it anew.
         """
-        table = CalibrationRow
+        table = CalibrationRecord
         with writing(self.engine) as session:
             take_turns(session, f"{subject.owner}\n{subject.trainer}\n{subject.gpu}")
             if read_inputs(session, subject, self.basis).digest != inputs.digest:
@@ -56,24 +58,17 @@ class SqlCalibrationStore:
                 .values(superseded_at=now)
             )
             if record is not None and kept is None:
-                session.add(table(**values_of(record)))
+                session.add(replace(record))
             elif record is not None and kept is not None:
                 kept.superseded_at, kept.built_from = None, record.built_from
         return True
-
-    def get(self, calibration_id: str) -> CalibrationRecord:
-        """The calibration of this id. Raises NotFoundError."""
-        remedy = "GET /calibrations lists them"
-        with reading(self.engine) as session:
-            row = row_of(session, CalibrationRow, calibration_id, "calibration", remedy)
-            return record_of(CalibrationRecord, row)
 
     def latest(
         self, subject: Subject, *, until: datetime | None = None
     ) -> CalibrationRecord | None:
         """The one in use; None where there is none. until: the one that was in use then."""
-        table = CalibrationRow.__table__.c
-        query = select(*table).where(*_of(subject))
+        table = CalibrationRecord
+        query = select(table).where(*_of(subject))
         if until is None:
             query = query.where(table.superseded_at.is_(None))
         else:
@@ -83,17 +78,16 @@ class SqlCalibrationStore:
 
     def before(self, record: CalibrationRecord) -> CalibrationRecord | None:
         """The one that was in use before it; None where it was its subject's first."""
-        table = CalibrationRow.__table__.c
+        table = CalibrationRecord
         earlier = (table.created_at < record.created_at, table.built_from.is_not(None))
-        query = select(*table).where(*_of(record.subject), *earlier)
+        query = select(table).where(*_of(record.subject), *earlier)
         return self._newest(query)
 
     def _newest(self, query: Select[Any]) -> CalibrationRecord | None:
-        table = CalibrationRow.__table__.c
+        table = CalibrationRecord
         query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
         with reading(self.engine) as session:
-            row = session.execute(query).first()
-            return None if row is None else record_of(CalibrationRecord, row)
+            return session.scalars(query).first()
 
     def plans_on(self, calibration_id: str) -> Sequence[str]:
         """Ids of the stored plans that rest on it, newest first."""
@@ -102,21 +96,16 @@ class SqlCalibrationStore:
             return session.scalars(query.order_by(PlanRow.created_at.desc())).all()
 
     def subjects(self, owner: str) -> Sequence[Subject]:
-        table = CalibrationRow
+        table = CalibrationRecord
         query = select(table.trainer, table.gpu, table.owner).where(
             table.superseded_at.is_(None), table.owner == plain_text(owner)
         )
         with reading(self.engine) as session:
             return [record_of(Subject, row) for row in session.execute(query)]
 
-    def list(self, cursor: str | None = None, limit: int = 50) -> Page[CalibrationRecord]:
-        """All calibrations, newest first."""
-        record = partial(record_of, CalibrationRecord)
-        return read_page(self.engine, CalibrationRow, record, cursor, limit)
-
 
 def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:
-    table = CalibrationRow.__table__.c
+    table = CalibrationRecord
     return (
         table.trainer == plain_text(subject.trainer),
         table.gpu == plain_text(subject.gpu),

@@ -3,11 +3,11 @@
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from sqlalchemy import Engine, select, tuple_
 from sqlalchemy.exc import IntegrityError
@@ -15,12 +15,10 @@ from sqlalchemy.orm import Session, load_only
 
 from planner.api.errors import UnreadableError
 from planner.api.storage.records import Page
-from planner.api.storage.tables import Base
 from planner.api.storage.transactions import reading
 from planner.errors import ConflictError, NotFoundError, SpecError, fault
 
 SHOWN_CHARACTERS = 200
-Row = TypeVar("Row", bound="Base")
 Record = TypeVar("Record")
 log = logging.getLogger("planner.storage")
 MAX_PAGE = 200
@@ -40,16 +38,6 @@ def is_id(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def row_of(
-    session: Session, table: type[Row], row_id: str, what: str, remedy: str, *, lock: bool = False
-) -> Row:
-    """The row of this id. Raises NotFoundError, which names what was sought and the remedy."""
-    row = session.get(table, row_id, with_for_update=lock) if is_id(row_id) else None
-    if row is None:
-        raise NotFoundError(f"no {what} of id {row_id[:SHOWN_CHARACTERS]!r}; {remedy}")
-    return row
-
-
 def record_of(kind: Callable[..., Record], row: Any, /, **own: Any) -> Record:
     """The record of a row: a dataclass whose fields have the names of columns, but for `own`."""
     names = (field.name for field in fields(cast(Any, kind)) if field.name not in own)
@@ -57,30 +45,13 @@ def record_of(kind: Callable[..., Record], row: Any, /, **own: Any) -> Record:
 
 
 def told(record: Any, *names: str) -> dict[str, Any]:
-    """These fields of a record, JSON-safe: moments in ISO 8601."""
+    """These fields of a record, or all, JSON-safe: moments in ISO 8601."""
     found = {}
-    for name in names:
+    for name in names or [field.name for field in fields(record)]:
         value = getattr(record, name)
         value = value.isoformat() if isinstance(value, datetime) else value
         found[name] = dict(value) if isinstance(value, Mapping) else value
     return found
-
-
-def values_of(record: Any) -> dict[str, Any]:
-    """Columns of a record that was made here, as the database takes them."""
-    found = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        value = list(value) if isinstance(value, tuple) else value
-        found[field.name] = dict(value) if isinstance(value, Mapping) else value
-    return found
-
-
-class Store:
-    """The part of every store: its database. All methods raise StoreError where that fails."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
 
 @contextmanager
@@ -125,40 +96,82 @@ def plain_text(value: str, longest: int = SHOWN_CHARACTERS) -> str:
     return value.replace("\0", "").encode("utf-8", "replace").decode("utf-8")[:longest]
 
 
-def read_page(
-    engine: Engine,
-    table: Any,
-    item_of: Callable[[Any], Item],
-    cursor: str | None,
-    limit: int,
-    *,
-    wanted: Any = None,
-    columns: Sequence[str] = (),
-) -> Page[Item]:
-    """At most `limit` rows after the cursor, each as `item_of` makes it. Raises SpecError.
+def unknown(what: str, row_id: str, remedy: str) -> NotFoundError:
+    """The error for an id that nothing has."""
+    return NotFoundError(f"no {what} of id {row_id[:SHOWN_CHARACTERS]!r}; {remedy}")
 
-    Rows that this version cannot read are left out.
 
-    wanted: a filter, whose fields that are not None are the values of columns of the same names.
-    columns: names of those to load; all where none is given.
+class Store:
+    """The part of every store: its database. All methods raise StoreError where that fails."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+
+class TableStore(Store, Generic[Item]):
+    """The items of one table, newest first.
+
+    what: the name of an item in messages. where: how a user lists them.
+    order: columns by which lists go.
+    columns: names of those that a list loads; all where none is given.
     """
-    check_limit(limit)
-    query = select(table).order_by(table.created_at.desc(), table.id.desc())
-    if columns:
-        query = query.options(load_only(*(getattr(table, name) for name in columns)))
-    for name in () if wanted is None else [field.name for field in fields(wanted)]:
-        value = getattr(wanted, name)
-        if value is not None:
-            query = query.where(getattr(table, name) == plain_text(value))
-    if cursor is not None:
-        query = query.where(tuple_(table.created_at, table.id) < tuple_(*read_cursor(cursor)))
-    with reading(engine) as session:
-        rows = session.scalars(query.limit(limit + 1)).all()
-        last = rows[limit - 1] if len(rows) > limit else None
-        return Page(
-            items=list(all_readable(rows[:limit], item_of)),
-            next_cursor=None if last is None else cursor_of(last.created_at, last.id),
-        )
+
+    table: ClassVar[Any]
+    what: ClassVar[str]
+    where: ClassVar[str]
+    order: ClassVar[tuple[str, ...]] = ("created_at", "id")
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def item(self, row: Any) -> Item:
+        """The item of a row: the row itself, unless a store has another form of it."""
+        found: Item = row
+        return found
+
+    def row(self, session: Session, row_id: str, *, lock: bool = False) -> Any:
+        """The row of this id. Raises NotFoundError."""
+        row = session.get(self.table, row_id, with_for_update=lock) if is_id(row_id) else None
+        if row is None:
+            raise unknown(self.what, row_id, self.where)
+        return row
+
+    def get(self, row_id: str) -> Item:
+        """The item as it stands. Raises NotFoundError."""
+        with reading(self.engine) as session:
+            return self.item(self.row(session, row_id))
+
+    def asked_by(self, row_id: str) -> str | None:
+        """Its owner, also where it cannot be read. Raises NotFoundError."""
+        with reading(self.engine) as session:
+            owner: str | None = self.row(session, row_id).asked_by
+        return owner
+
+    def list(self, cursor: str | None = None, limit: int = 50, **wanted: str | None) -> Page[Item]:
+        """At most `limit` items after the cursor, but for those that this version cannot read.
+
+        wanted: columns and their values; None is any. Raises SpecError.
+        """
+        check_limit(limit)
+        table = self.table
+        order = [getattr(table, name) for name in self.order]
+        query = select(table).order_by(*(column.desc() for column in order))
+        if self.columns:
+            query = query.options(load_only(*(getattr(table, name) for name in self.columns)))
+        for name, value in wanted.items():
+            if value is not None:
+                query = query.where(getattr(table, name) == plain_text(value))
+        if cursor is not None:
+            query = query.where(tuple_(*order) < tuple_(*self.place(cursor)))
+        with reading(self.engine) as session:
+            rows = session.scalars(query.limit(limit + 1)).all()
+            last = rows[limit - 1] if len(rows) > limit else None
+            return Page(
+                items=[*all_readable(rows[:limit], self.item)],
+                next_cursor=last and cursor_of(*(getattr(last, name) for name in self.order)),
+            )
+
+    def place(self, cursor: str) -> tuple[Any, ...]:
+        """Values of `order` in the row before the page. Raises SpecError."""
+        return read_cursor(cursor)
 
 
 def every(read: Callable[[str | None], Page[Item]]) -> Iterator[Item]:
@@ -177,9 +190,11 @@ def check_limit(limit: int) -> None:
         raise fault("limit", limit, f"must be 1 to {MAX_PAGE}", "ask for more pages instead")
 
 
-def cursor_of(created_at: datetime, row_id: str) -> str:
-    """Where the page after this row starts."""
-    return encoded(f"{created_at.isoformat()}|{row_id}")
+def cursor_of(*place: object) -> str:
+    """Where the page after the row of these values starts."""
+    return encoded(
+        "|".join(one.isoformat() if isinstance(one, datetime) else str(one) for one in place)
+    )
 
 
 def read_cursor(cursor: str) -> tuple[datetime, str]:

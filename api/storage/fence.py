@@ -1,43 +1,29 @@
-"""Fences around jobs of a queue: only the owner who claimed one last may write it."""
+"""Tables whose rows only the owner who claimed one last may write."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, update
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import row_of
+from planner.api.storage.common import TableStore
 from planner.api.storage.job_records import RUNNING, JobRecord
-from planner.api.storage.tables import LeasedRow
 from planner.errors import ConflictError
 
+Record = TypeVar("Record", bound=JobRecord)
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Access to one table whose rows are written under the fencing token of their newest claim.
 
-    what: the name of its jobs in messages.
-    where: how a user lists them.
-    """
-
-    table: type[LeasedRow]
-    what: str
-    where: str
+class FencedStore(TableStore[Record]):
+    """Jobs of a queue, each written under the fencing token of its newest claim."""
 
     @property
-    def expired(self) -> tuple[ColumnElement[bool], ...]:
+    def has_expired(self) -> tuple[ColumnElement[bool], ...]:
         """Conditions on a running job whose lease has expired."""
         return self.table.state == RUNNING, self.table.lease_until < database_time()
 
-    def row(self, session: Session, job_id: str, *, lock: bool = False) -> LeasedRow:
-        """The row of a job. Raises NotFoundError."""
-        remedy = f"{self.where} lists them"
-        return row_of(session, self.table, job_id, self.what, remedy, lock=lock)
-
     def write(
-        self, session: Session, claimed: JobRecord, values: dict[str, Any], *, expired: bool = False
-    ) -> Any:
+        self, session: Session, claimed: Record, values: dict[str, Any], *, expired: bool = False
+    ) -> Record:
         """Locks the row and sets these values. Raises ConflictError where the lease was lost.
 
         expired: whether a lease that has expired, and was not taken over, will do.
@@ -54,12 +40,12 @@ class Fence:
         setting = setting.execution_options(synchronize_session=False)
         written = session.execute(setting).first()
         session.expire_all()
-        row = self.row(session, claimed.id)
+        row: Record = self.row(session, claimed.id)
         if written is None:
             raise self._lost(row, claimed)
         return row
 
-    def _lost(self, row: LeasedRow, claimed: JobRecord) -> ConflictError:
+    def _lost(self, row: Record, claimed: Record) -> ConflictError:
         owner = row.owner or "nobody"
         if row.state == RUNNING and row.fencing_token == claimed.fencing_token:
             return ConflictError(

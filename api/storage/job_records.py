@@ -1,18 +1,35 @@
-"""Records of the queues: probes, studies and runs of sweeps."""
+"""Queues: the tables of probes, studies and runs of sweeps, and how a job of one ends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from planner.api.storage.records import PlanLabels
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from planner.api.storage.base import HASH_LENGTH, ID_LENGTH, RecordBase
+from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from planner.specs.plan import Plan
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 EndState = Literal["done", "failed", "cancelled"]
+TaskKind = Literal["study", "sweep"]
 OPEN: tuple[JobState, ...] = ("queued", "running")
-QUEUED, RUNNING, FAILED, CANCELLED = "queued", "running", "failed", "cancelled"
+QUEUED: Final = "queued"
+RUNNING: Final = "running"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +40,8 @@ class Lease:
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobRecord:
-    """A job of a queue: what every kind has in common.
+class JobRecord(RecordBase, kw_only=True):
+    """A job of a queue: what every kind has in common, a state and a lease on it.
 
     request: what was asked.
     asked_by: name of the key that asked for it, "cli:USER" for the command line; None of older
@@ -41,26 +57,28 @@ class JobRecord:
     priority: of two that wait the one with the higher goes first.
     """
 
-    id: str
-    created_at: datetime
-    request: Mapping[str, Any]
-    asked_by: str | None = None
-    state: JobState = "queued"
-    attempts: int = 0
-    max_attempts: int = 1
-    not_before: datetime | None = None
-    gpu_seconds: float | None = None
-    owner: str | None = None
-    fencing_token: int = 0
-    heartbeat_at: datetime | None = None
-    lease_until: datetime | None = None
-    cancel_requested: bool = False
-    progress: str | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    failure: str | None = None
-    message: str | None = None
-    priority: int = 0
+    __abstract__ = True
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime]
+    request: Mapped[dict[str, Any]]
+    asked_by: Mapped[str | None] = mapped_column(default=None)
+    state: Mapped[JobState] = mapped_column(String(16), default="queued")
+    attempts: Mapped[int] = mapped_column(Integer, default=0)
+    max_attempts: Mapped[int] = mapped_column(Integer, default=1)
+    not_before: Mapped[datetime | None] = mapped_column(default=None)
+    gpu_seconds: Mapped[float | None] = mapped_column(default=None)
+    owner: Mapped[str | None] = mapped_column(default=None)
+    fencing_token: Mapped[int] = mapped_column(BigInteger, default=0)
+    heartbeat_at: Mapped[datetime | None] = mapped_column(default=None)
+    lease_until: Mapped[datetime | None] = mapped_column(default=None)
+    cancel_requested: Mapped[bool] = mapped_column(Boolean, default=False)
+    progress: Mapped[str | None] = mapped_column(default=None)
+    started_at: Mapped[datetime | None] = mapped_column(default=None)
+    finished_at: Mapped[datetime | None] = mapped_column(default=None)
+    failure: Mapped[str | None] = mapped_column(String(32), default=None)
+    message: Mapped[str | None] = mapped_column(default=None)
+    priority: Mapped[int] = mapped_column(Integer, server_default="0", default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +91,7 @@ class JobEnd:
     gpu_seconds: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeRecord(JobRecord):
+class ProbeRecord(JobRecord, kw_only=True):
     """One layout to measure. request: the job with its layout, and how to measure it.
 
     folder: "host:path" of its files.
@@ -83,18 +100,28 @@ class ProbeRecord(JobRecord):
     devices: that it occupies in its pool while it runs; None of older ones.
     """
 
-    job_hash: str
-    model: str
-    gpu: str
-    num_gpus: int
-    layout: str
-    pool: str
-    plan_id: str | None = None
-    plan_rank: int | None = None
-    folder: str | None = None
-    results: tuple[Mapping[str, Any], ...] = ()
-    measurement_id: str | None = None
-    devices: int | None = None
+    __tablename__ = "probes"
+    __table_args__ = (
+        Index("ix_probes_pool_state", "pool", "state"),
+        Index("ix_probes_created_at_id", "created_at", "id"),
+        Index("ix_probes_state_created_at", "state", "created_at"),
+        Index("ix_probes_asked_by_created_at", "asked_by", "created_at"),
+    )
+
+    job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
+    model: Mapped[str]
+    gpu: Mapped[str]
+    num_gpus: Mapped[int] = mapped_column(Integer)
+    layout: Mapped[str]
+    pool: Mapped[str]
+    plan_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), index=True, default=None)
+    plan_rank: Mapped[int | None] = mapped_column(Integer, default=None)
+    folder: Mapped[str | None] = mapped_column(default=None)
+    results: Mapped[list[Any]] = mapped_column(default_factory=list)
+    measurement_id: Mapped[str | None] = mapped_column(
+        String(ID_LENGTH), ForeignKey("measurements.id"), default=None
+    )
+    devices: Mapped[int | None] = mapped_column(Integer, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,69 +132,59 @@ class ProbeEnd(JobEnd):
     measurements: tuple[Measurement, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeFilter:
-    """Filter on probes; None is any."""
-
-    state: JobState | None = None
-    failure: str | None = None
-    model: str | None = None
-    gpu: str | None = None
-    plan_id: str | None = None
-    pool: str | None = None
-    asked_by: str | None = None
-
-
-TaskKind = Literal["study", "sweep"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskRecord(JobRecord):
+class TaskRecord(JobRecord, kw_only=True):
     """A background task: a study, with the id of its plan, or one run of a sweep.
 
     parent_id, due_at: the sweep and its scheduled time; a scheduled time is run once.
     result: the report of a sweep's run; None for a study, whose plan is stored.
+    pool, wants_gpus: where it waits for room, and for how much; None while it does not wait.
     standing: how far a sweep's run is (`planner.api.jobs.standing.Standing`).
     notify_at: when the webhook of a sweep's run is called next; None where there is none to call.
     notified: calls of it so far.
     """
 
-    kind: TaskKind
-    max_attempts: int = 3
-    job_hash: str | None = None
-    parent_id: str | None = None
-    due_at: datetime | None = None
-    result: Mapping[str, Any] | None = None
-    standing: Mapping[str, Any] | None = None
-    notify_at: datetime | None = None
-    notified: int = 0
+    __tablename__ = "tasks"
+    __table_args__ = (
+        Index("ix_tasks_created_at_id", "created_at", "id"),
+        Index("ix_tasks_state_created_at", "state", "created_at"),
+        Index("ix_tasks_asked_by_created_at", "asked_by", "created_at"),
+        UniqueConstraint("parent_id", "due_at", name="uq_tasks_parent_id_due_at"),
+    )
+
+    kind: Mapped[TaskKind] = mapped_column(String(16))
+    max_attempts: Mapped[int] = mapped_column(Integer, default=3)
+    job_hash: Mapped[str | None] = mapped_column(String(HASH_LENGTH), index=True, default=None)
+    parent_id: Mapped[str | None] = mapped_column(
+        String(ID_LENGTH), ForeignKey("sweeps.id"), default=None
+    )
+    due_at: Mapped[datetime | None] = mapped_column(default=None)
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
+    pool: Mapped[str | None] = mapped_column(default=None)
+    wants_gpus: Mapped[int | None] = mapped_column(Integer, default=None)
+    standing: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
+    notify_at: Mapped[datetime | None] = mapped_column(default=None)
+    notified: Mapped[int] = mapped_column(Integer, server_default="0", default=0)
+
+
+class TaskEvent(RecordBase, kw_only=True):
+    """One event of a running task. number: 1, 2, 3 ... within the task."""
+
+    __tablename__ = "task_events"
+
+    task_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    created_at: Mapped[datetime]
+    body: Mapped[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEnd(JobEnd):
-    """End of a task. plan: of a study, stored in the same transaction."""
+    """End of a task. plan: of a study, and its job; stored in the same transaction."""
 
     result: Mapping[str, Any] | None = None
-    plan: "tuple[Plan, PlanLabels] | None" = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFilter:
-    """Filter on tasks; None is any."""
-
-    kind: TaskKind | None = None
-    state: JobState | None = None
-    parent_id: str | None = None
-    job_hash: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskEvent:
-    """One event of a running task. number: 1, 2, 3 ... within the task."""
-
-    number: int
-    created_at: datetime
-    body: Mapping[str, Any]
+    plan: tuple[Plan, Job] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

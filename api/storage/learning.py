@@ -21,11 +21,11 @@ from sqlalchemy.orm import Session
 from planner.api.storage.common import plain_text
 from planner.api.storage.records import LearningInputs, RunRow, Subject
 from planner.api.storage.tables import (
-    CalibrationRow,
-    DriftRow,
+    CalibrationRecord,
+    DriftFinding,
     MeasurementRow,
     PricedRunRow,
-    ProbeRow,
+    ProbeRecord,
 )
 from planner.api.storage.transactions import reading, writing
 from planner.cost.machine.knobs import StaleRuns
@@ -68,7 +68,7 @@ class SqlLearningStore:
 
     def measured(self, gpu: str | None) -> list[tuple[str, str]]:
         """(trainer, GPU) of all runs and calibrations in use; of one GPU where it is named."""
-        runs, made = MeasurementRow, CalibrationRow
+        runs, made = MeasurementRow, CalibrationRecord
         query: CompoundSelect[Any] = union(
             select(runs.trainer, runs.gpu),
             select(made.trainer, made.gpu).where(made.superseded_at.is_(None)),
@@ -78,9 +78,9 @@ class SqlLearningStore:
 
     def timed_gpus(self, gpu: str | None) -> Sequence[str]:
         """GPUs that kernels were timed on; only this one where it is named."""
-        query = select(ProbeRow.gpu).where(*_timed()).distinct()
+        query = select(ProbeRecord.gpu).where(*_timed()).distinct()
         if gpu is not None:
-            query = query.where(ProbeRow.gpu == plain_text(gpu))
+            query = query.where(ProbeRecord.gpu == plain_text(gpu))
         with reading(self.engine) as session:
             return session.scalars(query).all()
 
@@ -89,7 +89,7 @@ class SqlLearningStore:
 
         Whose last run was deleted still has a calibration in use.
         """
-        runs, made = MeasurementRow, CalibrationRow
+        runs, made = MeasurementRow, CalibrationRecord
         trainer, gpu = plain_text(trainer), plain_text(gpu)
         unshared = (runs.trainer == trainer, runs.gpu == gpu, runs.shared.is_(False))
         used = (made.trainer == trainer, made.gpu == gpu, made.superseded_at.is_(None))
@@ -177,7 +177,7 @@ def without_stale(
     What did not fit into memory has no step time, and is never stale.
     software: hashes of versions, where the query is of their runs: the changes under these alone.
     """
-    table, drift = MeasurementRow, DriftRow
+    table, drift = MeasurementRow, DriftFinding
     changes = select(drift).where(
         drift.trainer == plain_text(subject.trainer),
         drift.gpu == plain_text(subject.gpu),
@@ -237,13 +237,13 @@ def believed_by(owner: str) -> tuple[ColumnElement[bool], ...]:
 
 def _kernel_probes(gpu: str) -> Select[Any]:
     return (
-        select(ProbeRow.id)
-        .where(ProbeRow.gpu == plain_text(gpu), *_timed())
-        .order_by(ProbeRow.created_at.desc(), ProbeRow.id.desc())
+        select(ProbeRecord.id)
+        .where(ProbeRecord.gpu == plain_text(gpu), *_timed())
+        .order_by(ProbeRecord.created_at.desc(), ProbeRecord.id.desc())
         .limit(MOST_KERNEL_PROBES)
     )
 
 
 def _timed() -> tuple[ColumnElement[bool], ...]:
-    kernels = ProbeRow.request["kernels"].as_string()
-    return ProbeRow.state == "done", kernels.is_not(None), kernels.not_in(NO_KERNELS)
+    kernels = ProbeRecord.request["kernels"].as_string()
+    return ProbeRecord.state == "done", kernels.is_not(None), kernels.not_in(NO_KERNELS)

@@ -7,29 +7,35 @@ from sqlalchemy import select, tuple_, update
 
 from planner.api.identity import asker
 from planner.api.storage.audit import note
-from planner.api.storage.common import (
-    Store,
-    all_readable,
-    flush_new,
-    plain_text,
-    read_page,
-    readable,
-    row_of,
-)
+from planner.api.storage.common import TableStore, all_readable, flush_new, plain_text, readable
+from planner.api.storage.job_records import ProbeRecord
 from planner.api.storage.learning import believed_by, without_stale
-from planner.api.storage.records import MeasurementFilter, Page, Subject
-from planner.api.storage.tables import FIGURES, MeasurementRow, ProbeRow
+from planner.api.storage.records import Subject
+from planner.api.storage.tables import FIGURES, MeasurementRow
 from planner.api.storage.transactions import reading, writing
 from planner.cost.machine.knobs import StaleRuns
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement
 
 KEYS = ("job_hash", "num_gpus", "layout_hash", "software_hash")
-REMEDY = "`planner-cli measurements list` shows the ids"
 
 
-class SqlMeasurementStore(Store):
+class SqlMeasurementStore(TableStore[Measurement]):
     """Keeps measurements, one entry a run: a repeated measurement is a second entry."""
+
+    table, what = MeasurementRow, "measurement"
+    where = "`planner-cli measurements list` shows the ids"
+
+    def item(self, row: MeasurementRow) -> Measurement:
+        with readable("measurement", row.id):
+            found = read_measurement(
+                row.body["row"],
+                measurement_id=row.id,
+                created_at=row.body["created_at"],
+                allow_files=False,
+            )
+        own = {"asked_by": row.asked_by, "shared": row.shared, "refused": row.refused}
+        return found.model_copy(update={**own, "confirmed": row.body.get("confirmed")})
 
     def add(self, measurements: Sequence[Measurement]) -> None:
         """Stores all or none. Raises ConflictError when an id is taken."""
@@ -40,24 +46,6 @@ class SqlMeasurementStore(Store):
             for measurement in measurements:
                 who = measurement.asked_by or asker().name
                 note(session, who, "measurement.imported", measurement.id)
-
-    def get(self, measurement_id: str) -> Measurement:
-        """The measurement as it was stored. Raises NotFoundError."""
-        with reading(self.engine) as session:
-            return _measurement(
-                row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY)
-            )
-
-    def asked_by(self, measurement_id: str) -> str | None:
-        """The owner of a measurement. Raises NotFoundError."""
-        with reading(self.engine) as session:
-            return row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY).asked_by
-
-    def list(
-        self, wanted: MeasurementFilter | None = None, cursor: str | None = None, limit: int = 50
-    ) -> Page[Measurement]:
-        """The wanted measurements, newest first."""
-        return read_page(self.engine, MeasurementRow, _measurement, cursor, limit, wanted=wanted)
 
     def matching(
         self, job_hash: str, subject: Subject
@@ -73,7 +61,7 @@ class SqlMeasurementStore(Store):
         with reading(self.engine) as session:
             stale, query = without_stale(session, subject, query)
             rows = session.scalars(query.order_by(MeasurementRow.created_at, MeasurementRow.id))
-            return tuple(all_readable(rows, _measurement)), stale
+            return tuple(all_readable(rows, self.item)), stale
 
     def newest_before(self, measurement: Measurement, owner: str = "") -> Measurement | None:
         """The newest earlier run of the same question, layout and rung that gave a step time.
@@ -95,7 +83,7 @@ class SqlMeasurementStore(Store):
             .order_by(table.created_at.desc(), table.id.desc())
         )
         with reading(self.engine) as session:
-            found = all_readable(session.scalars(query.limit(1)), _measurement)
+            found = all_readable(session.scalars(query.limit(1)), self.item)
             return next(found, None)
 
     def delete(self, measurement_id: str) -> tuple[str, str]:
@@ -104,9 +92,9 @@ class SqlMeasurementStore(Store):
         Returns its trainer and GPU. Raises NotFoundError.
         """
         with writing(self.engine) as session:
-            row = row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY, lock=True)
+            row = self.row(session, measurement_id, lock=True)
             found = (row.trainer, row.gpu)
-            probes = update(ProbeRow).where(ProbeRow.measurement_id == measurement_id)
+            probes = update(ProbeRecord).where(ProbeRecord.measurement_id == measurement_id)
             session.execute(probes.values(measurement_id=None))
             session.delete(row)  # what pricing it found goes with it
             note(session, asker().name, "measurement.deleted", measurement_id)
@@ -142,7 +130,7 @@ class SqlMeasurementStore(Store):
     def believe(self, measurement_id: str, by: str) -> None:
         """From now on it counts, because `by` vouches for it. Raises NotFoundError."""
         with writing(self.engine) as session:
-            row = row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY, lock=True)
+            row = self.row(session, measurement_id, lock=True)
             row.refused, row.body = None, {**row.body, "confirmed": by}
             note(session, by, "measurement.believed", measurement_id)
 
@@ -168,15 +156,3 @@ def measurement_row(measurement: Measurement) -> MeasurementRow:
         shared=measurement.shared,
         refused=measurement.refused,
     )
-
-
-def _measurement(row: MeasurementRow) -> Measurement:
-    with readable("measurement", row.id):
-        found = read_measurement(
-            row.body["row"],
-            measurement_id=row.id,
-            created_at=row.body["created_at"],
-            allow_files=False,
-        )
-    own = {"asked_by": row.asked_by, "shared": row.shared, "refused": row.refused}
-    return found.model_copy(update={**own, "confirmed": row.body.get("confirmed")})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine, func, literal, select
 
-from planner.api.storage.tables import MeasurementRow, PlanRow, ProbeRow, SweepRow, TaskRow
+from planner.api.storage.tables import MeasurementRow, PlanRow, ProbeRecord, SweepRecord, TaskRecord
 from planner.api.storage.transactions import reading
 
 
@@ -31,15 +31,17 @@ def stored_numbers(engine: Engine) -> StoredNumbers:
     newest = select(MeasurementRow.id).order_by(
         MeasurementRow.created_at.desc(), MeasurementRow.id.desc()
     )
-    failed = select(ProbeRow.failure, count).where(ProbeRow.failure.is_not(None))
-    used = select(func.sum(ProbeRow.gpu_seconds)).where(ProbeRow.finished_at.is_not(None))
-    probes = select(literal("probe"), ProbeRow.state, count).group_by(ProbeRow.state)
-    tasks = select(TaskRow.kind, TaskRow.state, count).group_by(TaskRow.kind, TaskRow.state)
+    failed = select(ProbeRecord.failure, count).where(ProbeRecord.failure.is_not(None))
+    used = select(func.sum(ProbeRecord.gpu_seconds)).where(ProbeRecord.finished_at.is_not(None))
+    probes = select(literal("probe"), ProbeRecord.state, count).group_by(ProbeRecord.state)
+    tasks = select(TaskRecord.kind, TaskRecord.state, count).group_by(
+        TaskRecord.kind, TaskRecord.state
+    )
     with reading(engine) as session:
         jobs = (*session.execute(probes), *session.execute(tasks))
-        failures = session.execute(failed.group_by(ProbeRow.failure))
+        failures = session.execute(failed.group_by(ProbeRecord.failure))
         totals = {"probe_gpu_seconds": float(session.scalar(used) or 0.0)}
-        for table in (PlanRow, MeasurementRow, SweepRow):
+        for table in (PlanRow, MeasurementRow, SweepRecord):
             number = session.scalar(select(count).select_from(table))
             totals[table.__tablename__] = number or 0
         return StoredNumbers(

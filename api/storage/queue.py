@@ -11,8 +11,9 @@ is no attempt of its job, until MOST_LOSSES were lost.
 
 import math
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
@@ -20,15 +21,8 @@ from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import (
-    SHOWN_CHARACTERS,
-    flush_new,
-    plain_text,
-    read_page,
-    record_of,
-    values_of,
-)
-from planner.api.storage.fence import Fence
+from planner.api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text
+from planner.api.storage.fence import FencedStore, Record
 from planner.api.storage.job_records import (
     CANCELLED,
     FAILED,
@@ -38,8 +32,6 @@ from planner.api.storage.job_records import (
     JobRecord,
     Lease,
 )
-from planner.api.storage.records import Page
-from planner.api.storage.tables import LeasedRow
 from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
 
@@ -48,8 +40,6 @@ LOST_WORKERS = "lost_workers"  # the failure of a job that took down every worke
 MOST_LOSSES = 10  # workers that may be killed under a job before each counts against it
 LONGEST_LEASE_SECONDS = 60.0  # one that lasts longer was taken before the clock was put back
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 2.0, 300.0  # before a second attempt, before any
-Record = TypeVar("Record", bound=JobRecord)
-Filter = TypeVar("Filter")
 End = TypeVar("End", bound=JobEnd)
 Check = Callable[[Session], None]
 
@@ -63,20 +53,14 @@ def delay_seconds(attempts: int, chance: float) -> float:
     return most * (0.5 + 0.5 * chance)
 
 
-class SqlQueue(ABC, Generic[Record, Filter, End]):
+class SqlQueue(FencedStore[Record], Generic[Record, End]):
     """A queue on one table. Whoever claimed a job last may write it; anyone else: ConflictError."""
 
-    fence: ClassVar[Fence]
-    record_class: ClassVar[type[JobRecord]]
-    filter_class: ClassVar[type[Any]]
+    texts: ClassVar[tuple[str, ...]] = ()  # columns that a user's words go into
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.away_at = -math.inf  # on the monotonic clock, when the database last gave no answer
-
-    def _values(self, record: Record) -> dict[str, Any]:
-        """The columns of a new record."""
-        return values_of(record)
 
     @abstractmethod
     def _end_values(self, session: Session, claimed: Record, end: End) -> dict[str, Any]:
@@ -86,17 +70,13 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
     def _used_gpu_seconds(self, record: Record, end: End) -> float | None:
         """GPU-seconds that an ended job used."""
 
-    def _record(self, row: Any) -> Record:
-        record: Any = record_of(self.record_class, row)
-        return record  # type: ignore[no-any-return]
-
     def add(
         self,
         records: Sequence[Record],
         *,
         lease: Lease | None = None,
         check: Check = lambda _: None,
-    ) -> list[Record]:
+    ) -> Sequence[Record]:
         """Stores all or none. Raises ConflictError when an id is taken.
 
         lease: they are ours from the start: running, never queued, so no worker takes them.
@@ -104,26 +84,17 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         """
         with writing(self.engine) as session:
             check(session)
-            rows = [self.fence.table(**self._values(record)) for record in records]
-            if lease is not None:
-                for row in rows:
+            rows = [replace(record) for record in records]
+            for row in rows:
+                for name in self.texts:
+                    setattr(row, name, plain_text(getattr(row, name)))
+                if lease is not None:
                     _claim(row, lease, counts=True)
             session.add_all(rows)
             for record in records:
                 self._note(session, record, "asked")
             flush_new(session, ", ".join(record.id for record in records[:3]))
-            return [self._record(row) for row in rows]
-
-    def get(self, job_id: str) -> Record:
-        """The job as it stands. Raises NotFoundError."""
-        with reading(self.engine) as session:
-            return self._record(self.fence.row(session, job_id))
-
-    def list(
-        self, wanted: Filter | None = None, cursor: str | None = None, limit: int = 50
-    ) -> Page[Record]:
-        """The wanted jobs, newest first."""
-        return read_page(self.engine, self.fence.table, self._record, cursor, limit, wanted=wanted)
+            return [whole(session, row) for row in rows]
 
     def claim(self, lease: Lease, *, job_id: str | None = None) -> Record | None:
         """The queued job of the highest priority, of equal ones the oldest, now running and ours.
@@ -132,7 +103,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
 
         job_id: the queued one of this id instead, whether it has to wait or not.
         """
-        table = self.fence.table
+        table = self.table
         query = select(table).where(table.state == QUEUED, table.attempts < table.max_attempts)
         if job_id is not None:
             query = query.where(table.id == plain_text(job_id))
@@ -162,7 +133,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         crashed: its owner is known to be gone, so its lease need not expire first.
         counts: whether that is an attempt.
         """
-        table = self.fence.table
+        table = self.table
         query = select(table).where(table.id == abandoned.id, table.state == RUNNING)
         same = table.fencing_token == abandoned.fencing_token
         query = query.where(same if crashed else table.lease_until < database_time())
@@ -174,12 +145,11 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         """fresh: it was queued, so it may have to wait."""
         with writing(self.engine) as session:
             first = query.limit(1).with_for_update(skip_locked=True)
-            row: LeasedRow | None = session.scalars(first).first()
+            row: Record | None = session.scalars(first).first()
             if row is None or (fresh and self._waits(session, row)):
                 return None
             _claim(row, lease, counts=counts)
-            session.flush()
-            return self._record(row)
+            return whole(session, row)
 
     def heartbeat(self, claimed: Record, lease: Lease, **columns: Any) -> bool:
         """Renews the lease. Returns whether somebody asked to cancel.
@@ -194,7 +164,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
                 columns[name] = plain_text(value, longest)
         renewed = {"heartbeat_at": database_time(), "lease_until": database_time(lease.seconds)}
         with writing(self.engine) as session:
-            row = self.fence.write(session, claimed, {**columns, **renewed}, expired=True)
+            row = self.write(session, claimed, {**columns, **renewed}, expired=True)
             return bool(row.cancel_requested)
 
     def finish(self, claimed: Record, end: End) -> Record:
@@ -213,23 +183,22 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             "progress": None,
             **self._end_values(session, claimed, end),
         }
-        row = self.fence.write(session, claimed, values)
-        row.gpu_seconds = self._used_gpu_seconds(self._record(row), end)
-        record = self._record(row)
+        record = self.write(session, claimed, values)
+        record.gpu_seconds = self._used_gpu_seconds(record, end)
         detail = f"{end.state}{f', {end.failure}' if end.failure else ''}; run by {record.owner}"
         self._note(session, record, "ended", detail)
         return record
 
     def _note(self, session: Session, record: Record, done: str, detail: str | None = None) -> None:
         """Writes into the audit trail what was done to a job of whoever asked for it."""
-        action, seconds = f"{self.fence.what}.{done}", record.gpu_seconds
+        action, seconds = f"{self.what}.{done}", record.gpu_seconds
         note(session, record.asked_by, action, record.id, gpu_seconds=seconds, detail=detail)
 
     def release(self, claimed: Record) -> Record:
         """Puts it back into the queue; the attempt does not count."""
         values = {**_WAITING, "attempts": max(claimed.attempts - 1, 0), "not_before": None}
         with writing(self.engine) as session:
-            return self._record(self.fence.write(session, claimed, values))
+            return self.write(session, claimed, values)
 
     def retry(self, claimed: Record, end: End, *, counts: bool = True) -> Record:
         """Puts it back into the queue for its next attempt, after a delay.
@@ -238,7 +207,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         counts: whether this attempt does.
         """
         with writing(self.engine) as session:
-            row = self.fence.row(session, claimed.id, lock=True)
+            row = self.row(session, claimed.id, lock=True)
             lost = row.fencing_token // 2  # a loss is a claim and a taking over
             counts = counts or lost >= MOST_LOSSES
             if (counts and row.attempts >= row.max_attempts) or row.cancel_requested:
@@ -250,7 +219,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
                 "not_before": database_time(seconds),
                 "message": None if end.message is None else plain_text(end.message),
             }
-            return self._record(self.fence.write(session, claimed, values))
+            return self.write(session, claimed, values)
 
     def requeue(self, job_id: str, by: str | None, gpu_seconds: float | None = None) -> Record:
         """Gives a failed job new attempts. Raises NotFoundError; ConflictError for any other.
@@ -258,16 +227,15 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         gpu_seconds: the most that they may use.
         """
         with writing(self.engine) as session:
-            row = self.fence.row(session, job_id, lock=True)
+            row: Record = self.row(session, job_id, lock=True)
             if row.state != FAILED:
-                now = f"{self.fence.what} {job_id} is {row.state}"
+                now = f"{self.what} {job_id} is {row.state}"
                 raise ConflictError(f"{now}; only a failed one can be queued again")
             row.state, row.attempts, row.not_before = QUEUED, 0, None
             row.gpu_seconds, row.cancel_requested = gpu_seconds, False
             row.finished_at = row.failure = row.message = row.owner = None
-            note(session, by, f"{self.fence.what}.requeued", job_id, gpu_seconds=gpu_seconds)
-            session.flush()
-            return self._record(row)
+            note(session, by, f"{self.what}.requeued", job_id, gpu_seconds=gpu_seconds)
+            return whole(session, row)
 
     def cancel(self, job_id: str, by: str | None = None) -> Record:
         """Cancels a queued job; asks the owner of a running one; an ended one stays as it is.
@@ -275,27 +243,26 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         by: who asks, for the audit trail.
         """
         with writing(self.engine) as session:
-            row = self.fence.row(session, job_id, lock=True)
+            row: Record = self.row(session, job_id, lock=True)
             if row.state in (QUEUED, RUNNING) and not row.cancel_requested:
-                note(session, by, f"{self.fence.what}.cancelled", job_id)
+                note(session, by, f"{self.what}.cancelled", job_id)
             if row.state == QUEUED:
                 row.state, row.finished_at = CANCELLED, database_time()
                 row.cancel_requested, row.gpu_seconds = True, 0.0
             elif row.state == RUNNING:
                 row.cancel_requested = True
-            session.flush()
-            return self._record(row)
+            return whole(session, row)
 
     def expired(self) -> Sequence[Record]:
         """Running jobs whose lease has expired, oldest first.
 
         Leases from before the clock was put back are cut: a living owner renews its own in time.
         """
-        table, longest = self.fence.table, database_time(LONGEST_LEASE_SECONDS)
-        query = select(table).where(*self.fence.expired).order_by(table.created_at, table.id)
+        table, longest = self.table, database_time(LONGEST_LEASE_SECONDS)
+        query = select(table).where(*self.has_expired).order_by(table.created_at, table.id)
         ahead = table.state == RUNNING, table.lease_until > longest
         with reading(self.engine) as session:
-            found = tuple(self._record(row) for row in session.scalars(query))
+            found = tuple(session.scalars(query))
             to_cut = session.scalars(select(table.id).where(*ahead)).first() is not None
         if to_cut:
             with writing(self.engine) as session:
@@ -303,10 +270,17 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         return found
 
 
-def _claim(row: LeasedRow, lease: Lease, *, counts: bool) -> None:
+def whole(session: Session, row: Record) -> Record:
+    """The row with what the database made of it, such as its times."""
+    session.flush()
+    session.refresh(row)
+    return row
+
+
+def _claim(row: JobRecord, lease: Lease, *, counts: bool) -> None:
     row.state, row.owner, row.not_before = RUNNING, plain_text(lease.owner), None
-    row.fencing_token = (row.fencing_token or 0) + 1
-    row.attempts = (row.attempts or 0) + counts
+    row.fencing_token += 1
+    row.attempts += counts
     row.heartbeat_at, row.lease_until = database_time(), database_time(lease.seconds)
     if row.started_at is None:
         row.started_at = database_time()

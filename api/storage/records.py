@@ -1,11 +1,11 @@
-"""Records of the stores: plans, estimates, measurements, sweeps, the audit trail.
+"""Answers of the stores that are no row of one table.
 
 Stores raise StoreError when the database cannot answer, NotFoundError for an unknown id and
 ConflictError for an id that exists already.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from planner.cost.machine.knobs import StaleRuns
 from planner.specs.estimate import Estimate
-from planner.specs.job import Job
 
 Item = TypeVar("Item")
+SweepState = Literal["active", "paused", "cancelled"]
 
 
 class Page(BaseModel, Generic[Item]):
@@ -28,40 +28,6 @@ class Page(BaseModel, Generic[Item]):
 
 
 # ---- plans and estimates -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanLabels:
-    """Keys by which a stored plan is found.
-
-    job_hash: of the job without its id and labels, so that equal questions have equal hashes.
-    status: "done"; "cancelled" for the best so far of a study that somebody ended.
-    asked_by: the key, as of a job of a queue.
-    """
-
-    job_hash: str
-    model: str
-    gpu: str
-    seq_len: int
-    global_batch_size: int
-    trainer: str
-    status: str = "done"
-    asked_by: str | None = None
-
-    @classmethod
-    def of(
-        cls, job: Job, job_hash: str, status: str = "done", asked_by: str | None = None
-    ) -> "PlanLabels":
-        return cls(
-            job_hash=job_hash,
-            model=job.model.name,
-            gpu=job.cluster.gpu.name,
-            seq_len=job.training.seq_len,
-            global_batch_size=job.training.global_batch_size,
-            trainer=job.training.trainer,
-            status=status,
-            asked_by=asked_by,
-        )
 
 
 class PlanLine(BaseModel):
@@ -105,18 +71,6 @@ class StoredEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementFilter:
-    """Filter on measurements; None is any. job_hash: as in `MeasurementKey`."""
-
-    model: str | None = None
-    gpu: str | None = None
-    status: str | None = None
-    rung: str | None = None
-    job_hash: str | None = None
-    asked_by: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """The subject of a calibration: a trainer on a GPU, for everyone or for one owner's plans."""
 
@@ -156,20 +110,6 @@ class LearningInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriftFinding:
-    """A change of step times that a sweep found, as learning needs it; fields as `DriftRow`."""
-
-    trainer: str
-    gpu: str
-    owner: str
-    software_hash: str
-    job_hash: str | None
-    layout_hash: str | None
-    since: datetime
-    statement: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRow:
     """One measured step of a layout, with what drift is told by.
 
@@ -195,32 +135,6 @@ class HistoryRow:
     shared: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationRecord:
-    """The calibration that runs of one trainer on one GPU under one software gave.
-
-    document: the posterior, JSON-safe.
-    owner: for whose plans; empty for everyone's.
-    built_from: digest of what it was made from.
-    superseded_at: None while it is in use.
-    """
-
-    id: str
-    created_at: datetime
-    trainer: str
-    gpu: str
-    software: Mapping[str, str]
-    num_runs: int
-    document: Mapping[str, Any]
-    owner: str = ""
-    built_from: str | None = None
-    superseded_at: datetime | None = None
-
-    @property
-    def subject(self) -> Subject:
-        return Subject(trainer=self.trainer, gpu=self.gpu, owner=self.owner)
-
-
 # ---- who did what --------------------------------------------------------------------------------
 
 
@@ -241,54 +155,3 @@ class AuditEvent:
     subject: str
     gpu_seconds: float | None
     detail: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditFilter:
-    """Filter on events; None is any."""
-
-    asked_by: str | None = None
-    action: str | None = None
-    subject: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinedHost:
-    """A host that no run of this pool uses until then.
-
-    found_by: the run of a sweep that found it bad. evidence: sentences.
-    """
-
-    pool: str
-    host: str
-    since: datetime
-    until: datetime
-    found_by: str
-    evidence: Sequence[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        times = {"since": self.since.isoformat(), "until": self.until.isoformat()}
-        return {**asdict(self), **times}
-
-
-# ---- sweeps --------------------------------------------------------------------------------------
-
-SweepState = Literal["active", "paused", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRecord:
-    """A stored sweep.
-
-    spec: as `planner.intake.sweeps` reads it.
-    next_due_at: next scheduled time; None without a schedule, or when the sweep is not active.
-    asked_by: the key that stored it.
-    """
-
-    id: str
-    created_at: datetime
-    name: str
-    spec: Mapping[str, Any]
-    state: SweepState = "active"
-    next_due_at: datetime | None = None
-    asked_by: str | None = None

@@ -13,12 +13,11 @@ from sqlalchemy.orm import Session
 from planner.api.errors import QuotaError
 from planner.api.identity import Asker
 from planner.api.storage.clock import database_time
-from planner.api.storage.job_records import OPEN
-from planner.api.storage.tables import PlanRow, ProbeRow, TaskRow
+from planner.api.storage.job_records import OPEN, RUNNING, ProbeRecord, TaskRecord
+from planner.api.storage.tables import PlanRow
 from planner.errors import PlannerError
 from planner.units import DAY
 
-RUNNING = "running"
 RETRY_DAILY_SECONDS, RETRY_QUEUE_SECONDS = 3600.0, 60.0
 
 
@@ -41,12 +40,12 @@ class Room:
     host: str | None = None
 
     def taken(self, session: Session) -> int:
-        devices = func.sum(func.coalesce(ProbeRow.devices, ProbeRow.num_gpus))
+        devices = func.sum(func.coalesce(ProbeRecord.devices, ProbeRecord.num_gpus))
         query = select(devices).where(
-            ProbeRow.pool == self.pool,
-            ProbeRow.state == RUNNING,
-            ProbeRow.lease_until >= database_time(),
-            *self._of_host(ProbeRow),
+            ProbeRecord.pool == self.pool,
+            ProbeRecord.state == RUNNING,
+            ProbeRecord.lease_until >= database_time(),
+            *self._of_host(ProbeRecord),
         )
         return int(session.scalar(query) or 0)
 
@@ -61,15 +60,15 @@ class Room:
         if taken and taken + wanted > self.devices:
             raise NoRoomError(f"{taken} of {self.devices} devices of {self.pool} are taken")
         before = (
-            select(TaskRow.id)
+            select(TaskRecord.id)
             .where(
-                TaskRow.state == RUNNING,
-                TaskRow.pool == self.pool,
-                TaskRow.wants_gpus.is_not(None),
-                TaskRow.lease_until >= database_time(),
-                TaskRow.priority > priority,
-                TaskRow.id != task_id,
-                *self._of_host(TaskRow),
+                TaskRecord.state == RUNNING,
+                TaskRecord.pool == self.pool,
+                TaskRecord.wants_gpus.is_not(None),
+                TaskRecord.lease_until >= database_time(),
+                TaskRecord.priority > priority,
+                TaskRecord.id != task_id,
+                *self._of_host(TaskRecord),
             )
             .limit(1)
         )
@@ -77,7 +76,9 @@ class Room:
         if other is not None:
             raise NoRoomError(f"{other} of a higher priority waits for {self.pool}")
 
-    def _of_host(self, table: type[ProbeRow] | type[TaskRow]) -> tuple[ColumnElement[bool], ...]:
+    def _of_host(
+        self, table: type[ProbeRecord] | type[TaskRecord]
+    ) -> tuple[ColumnElement[bool], ...]:
         if self.host is None:
             return ()
         return (table.owner.startswith(f"{self.host}:", autoescape=True),)
@@ -117,13 +118,13 @@ def plans_today(session: Session, name: str) -> int:
     recent = PlanRow.created_at > database_time(-DAY)
     made = select(func.count()).where(PlanRow.asked_by == name, recent)
     studied = select(func.count()).where(
-        TaskRow.asked_by == name, TaskRow.kind == "study", TaskRow.state.in_(OPEN)
+        TaskRecord.asked_by == name, TaskRecord.kind == "study", TaskRecord.state.in_(OPEN)
     )
     return (session.scalar(made) or 0) + (session.scalar(studied) or 0)
 
 
 def queued_probes(session: Session, name: str) -> int:
-    query = select(func.count()).where(ProbeRow.asked_by == name, ProbeRow.state == "queued")
+    query = select(func.count()).where(ProbeRecord.asked_by == name, ProbeRecord.state == "queued")
     return session.scalar(query) or 0
 
 
@@ -132,11 +133,13 @@ def gpu_seconds_today(session: Session, name: str) -> float:
 
     An open study or run of a sweep counts with its budget, its own probes then do not.
     """
-    open_tasks = select(TaskRow.id).where(TaskRow.state.in_(OPEN))
-    own = or_(ProbeRow.plan_id.is_(None), ProbeRow.plan_id.not_in(open_tasks))
-    recent = or_(ProbeRow.state.in_(OPEN), ProbeRow.finished_at > database_time(-DAY))
-    probes = select(func.sum(ProbeRow.gpu_seconds)).where(ProbeRow.asked_by == name, own, recent)
-    tasks = select(func.sum(TaskRow.gpu_seconds)).where(
-        TaskRow.asked_by == name, TaskRow.state.in_(OPEN)
+    open_tasks = select(TaskRecord.id).where(TaskRecord.state.in_(OPEN))
+    own = or_(ProbeRecord.plan_id.is_(None), ProbeRecord.plan_id.not_in(open_tasks))
+    recent = or_(ProbeRecord.state.in_(OPEN), ProbeRecord.finished_at > database_time(-DAY))
+    probes = select(func.sum(ProbeRecord.gpu_seconds)).where(
+        ProbeRecord.asked_by == name, own, recent
+    )
+    tasks = select(func.sum(TaskRecord.gpu_seconds)).where(
+        TaskRecord.asked_by == name, TaskRecord.state.in_(OPEN)
     )
     return float(session.scalar(probes) or 0.0) + float(session.scalar(tasks) or 0.0)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from sqlalchemy import Engine
@@ -11,42 +10,49 @@ from sqlalchemy.orm import Session
 from planner.api.identity import asker, hash_of_job
 from planner.api.storage.audit import note
 from planner.api.storage.common import (
+    TableStore,
     flush_new,
+    is_id,
     plain_text,
-    read_page,
     readable,
     record_of,
-    row_of,
-    values_of,
+    unknown,
 )
-from planner.api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
+from planner.api.storage.job_records import EndState
+from planner.api.storage.records import PlanLine, StoredEstimate
 from planner.api.storage.room import check_quota
 from planner.api.storage.tables import FIGURES, EstimateRow, PlanLayoutRow, PlanRow
 from planner.api.storage.transactions import reading, writing
 from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.specs.estimate import Estimate
+from planner.specs.job import Job
 from planner.specs.plan import Plan, RankedLayout
 
 MOST_PLANS = 64  # kept in memory
-PLANS = "`planner-cli plans` lists them"
 
 
-class SqlStore:
+class SqlStore(TableStore[PlanLine]):
     """Keeps plans and estimates."""
 
+    table, what, where = PlanRow, "plan", "`planner-cli plans` lists them"
+    columns = tuple(name for name in PlanLine.model_fields if hasattr(PlanRow, name))
+
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self._plans: RecentlyUsed[str, Plan] = RecentlyUsed(MOST_PLANS)
 
-    def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
-        """Stores the plan under its id, for the person who asks.
+    def item(self, row: PlanRow) -> PlanLine:
+        return PlanLine.model_validate(row)
+
+    def save_plan(self, plan: Plan, job: Job) -> None:
+        """Stores the plan of a job under its id, for the person who asks.
 
         Raises ConflictError when the id is taken, QuotaError for one plan too many.
         """
         who = asker()
         with writing(self.engine) as session:
             check_quota(session, who, plans=1)
-            add_plan(session, plan, replace(labels, asked_by=who.name))
+            add_plan(session, plan, job, "done", who.name)
             note(session, who.name, "plan.made", plan.id)
 
     def check_plans_left(self) -> None:
@@ -65,22 +71,11 @@ class SqlStore:
         if known is not None:
             return known
         with reading(self.engine) as session:
-            row = row_of(session, PlanRow, plan_id, "plan", PLANS)
+            row = self.row(session, plan_id)
             with readable("plan", row.id):
                 plan = Plan.model_validate(row.body)
         self._plans.put(plan_id, plan)
         return plan
-
-    def asked_by(self, plan_id: str) -> str | None:
-        """The key that asked for a plan, also for one that cannot be read. Raises NotFoundError."""
-        with reading(self.engine) as session:
-            return row_of(session, PlanRow, plan_id, "plan", PLANS).asked_by
-
-    def list_plans(self, cursor: str | None = None, limit: int = 50) -> Page[PlanLine]:
-        """A line a plan, newest first."""
-        columns = [name for name in PlanLine.model_fields if hasattr(PlanRow, name)]
-        line = PlanLine.model_validate
-        return read_page(self.engine, PlanRow, line, cursor, limit, columns=columns)
 
     def save_estimates(self, estimates: Sequence[StoredEstimate]) -> None:
         """Stores all or none. Raises ConflictError when an id is taken."""
@@ -90,38 +85,48 @@ class SqlStore:
 
     def get_estimate(self, estimate_id: str) -> StoredEstimate:
         """The estimate as it was stored. Raises NotFoundError."""
-        remedy = "give the one in the location of POST /estimate"
         with reading(self.engine) as session:
-            row = row_of(session, EstimateRow, estimate_id, "estimate", remedy)
+            row = session.get(EstimateRow, estimate_id) if is_id(estimate_id) else None
+            if row is None:
+                raise unknown(
+                    "estimate", estimate_id, "give the one in the location of POST /estimate"
+                )
             with readable("estimate", row.id):
                 estimate = Estimate.model_validate(row.estimate)
             return record_of(StoredEstimate, row, estimate=estimate)
 
 
-def add_plan(session: Session, plan: Plan, labels: PlanLabels) -> None:
-    """Adds the plan and its ranked layouts to a transaction. Raises ConflictError."""
-    session.add(_plan_row(plan, labels))
-    flush_new(session, plan.id)
-    session.add_all(_layout_row(plan.id, entry) for entry in plan.ranked)
+def add_plan(
+    session: Session, plan: Plan, job: Job, status: EndState, asked_by: str | None
+) -> None:
+    """Adds the plan and its ranked layouts to a transaction. Raises ConflictError.
 
-
-def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
+    status: "cancelled" for the best so far of a study that somebody ended.
+    """
     winner = plan.ranked[0]
     on_paper = winner.estimate.tokens_per_second_per_gpu
-    labelled = values_of(labels)
-    labelled |= {key: plain_text(one) for key, one in labelled.items() if isinstance(one, str)}
-    return PlanRow(
+    row = PlanRow(
         id=plan.id,
         created_at=datetime.fromisoformat(plan.created_at),
-        **labelled,
+        job_hash=hash_of_job(job.request),
+        model=plain_text(job.model.name),
+        gpu=plain_text(job.cluster.gpu.name),
+        num_gpus=winner.num_gpus,
+        seq_len=job.training.seq_len,
+        global_batch_size=job.training.global_batch_size,
+        trainer=job.training.trainer,
+        layout=winner.layout.short(),
+        tokens_per_second_per_gpu=None if on_paper is None else on_paper * winner.expected_speedup,
+        status=status,
         seed=plan.seed,
         model_version=plan.model_version,
         calibration_id=plan.calibration_id,
+        asked_by=None if asked_by is None else plain_text(asked_by),
         body=json.loads(plan.model_dump_json()),
-        num_gpus=winner.num_gpus,
-        layout=winner.layout.short(),
-        tokens_per_second_per_gpu=None if on_paper is None else on_paper * winner.expected_speedup,
     )
+    session.add(row)
+    flush_new(session, plan.id)
+    session.add_all(_layout_row(plan.id, entry) for entry in plan.ranked)
 
 
 def _layout_row(plan_id: str, entry: RankedLayout) -> PlanLayoutRow:

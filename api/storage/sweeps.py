@@ -1,8 +1,8 @@
 """Sweeps in SQL and what they find: hosts that no run uses for a while, changes of step times."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from sqlalchemy import delete, select, update
@@ -10,34 +10,12 @@ from sqlalchemy.orm import Session
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import (
-    Store,
-    flush_new,
-    plain_text,
-    read_page,
-    record_of,
-    row_of,
-    values_of,
-)
-from planner.api.storage.job_records import OPEN, JobState, TaskRecord
+from planner.api.storage.common import Store, TableStore, flush_new, plain_text, record_of
+from planner.api.storage.job_records import OPEN, JobState, ProbeRecord, TaskRecord
 from planner.api.storage.learning import believed_by
 from planner.api.storage.queue import Check
-from planner.api.storage.records import (
-    DriftFinding,
-    HistoryRow,
-    Page,
-    QuarantinedHost,
-    SweepRecord,
-    SweepState,
-)
-from planner.api.storage.tables import (
-    DriftRow,
-    MeasurementRow,
-    ProbeRow,
-    QuarantinedHostRow,
-    SweepRow,
-    TaskRow,
-)
+from planner.api.storage.records import HistoryRow, SweepState
+from planner.api.storage.tables import DriftFinding, MeasurementRow, QuarantinedHost, SweepRecord
 from planner.api.storage.tasks import cancel_runs, has_open_run
 from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError, NotFoundError
@@ -53,25 +31,17 @@ LONGEST_SENTENCE = 500
 MOST_READINGS = 50_000  # newest ones of the questions of a sweep
 
 
-class SqlSweepStore(Store):
+class SqlSweepStore(TableStore[SweepRecord]):
     """Keeps sweeps, and turns a scheduled time that has come into one task, never two."""
+
+    table, what, where = SweepRecord, "sweep", "`planner-cli sweep list` shows the ids"
 
     def add(self, record: SweepRecord) -> None:
         """Stores it. Raises ConflictError when the id is taken."""
-        values = {**values_of(record), "name": plain_text(record.name)}
         with writing(self.engine) as session:
-            session.add(SweepRow(**values))
+            session.add(replace(record, name=plain_text(record.name)))
             flush_new(session, record.id)
             note(session, record.asked_by, "sweep.stored", record.id, detail=record.name)
-
-    def get(self, sweep_id: str) -> SweepRecord:
-        """The sweep as it stands. Raises NotFoundError."""
-        with reading(self.engine) as session:
-            return record_of(SweepRecord, _row(session, sweep_id))
-
-    def list(self, cursor: str | None = None, limit: int = 50) -> Page[SweepRecord]:
-        """All sweeps, newest first."""
-        return read_page(self.engine, SweepRow, partial(record_of, SweepRecord), cursor, limit)
 
     def now(self) -> datetime:
         """The database's time: by it sweeps come due, whatever the clocks of workers say."""
@@ -81,10 +51,11 @@ class SqlSweepStore(Store):
 
     def due(self, now: datetime) -> Sequence[SweepRecord]:
         """Active sweeps whose scheduled time has come, earliest first."""
-        query = select(SweepRow).where(SweepRow.state == "active", SweepRow.next_due_at <= now)
+        query = select(SweepRecord).where(
+            SweepRecord.state == "active", SweepRecord.next_due_at <= now
+        )
         with reading(self.engine) as session:
-            rows = session.scalars(query.order_by(SweepRow.next_due_at, SweepRow.id))
-            return tuple(record_of(SweepRecord, row) for row in rows)
+            return tuple(session.scalars(query.order_by(SweepRecord.next_due_at, SweepRecord.id)))
 
     def advance(
         self,
@@ -103,13 +74,13 @@ class SqlSweepStore(Store):
         overlap: where a run of the sweep waits or runs: `skip` adds none, `replace` cancels it.
         """
         unchanged = (
-            SweepRow.id == sweep.id,
-            SweepRow.state == "active",
-            SweepRow.next_due_at == sweep.next_due_at,
+            SweepRecord.id == sweep.id,
+            SweepRecord.state == "active",
+            SweepRecord.next_due_at == sweep.next_due_at,
         )
-        moving = update(SweepRow).where(*unchanged).values(next_due_at=next_due_at)
+        moving = update(SweepRecord).where(*unchanged).values(next_due_at=next_due_at)
         with writing(self.engine) as session:
-            if session.execute(moving.returning(SweepRow.id)).first() is None:
+            if session.execute(moving.returning(SweepRecord.id)).first() is None:
                 return False
             if task is None:
                 return False
@@ -120,13 +91,13 @@ class SqlSweepStore(Store):
                 return False
             check(session)
             note(session, task.asked_by, "task.asked", task.id, gpu_seconds=task.gpu_seconds)
-            session.add(TaskRow(**values_of(task)))
+            session.add(replace(task))
             flush_new(session, f"a run of {sweep.id} for {task.due_at}")
         return True
 
     def check_open(self, session: Session, sweep_id: str) -> None:
         """Raises ConflictError for a cancelled sweep; it stays as it is until the session ends."""
-        if _row(session, sweep_id, lock=True).state == "cancelled":
+        if self.row(session, sweep_id, lock=True).state == "cancelled":
             raise ConflictError(f"sweep {sweep_id} was cancelled; schedule it anew")
 
     def change(
@@ -138,19 +109,14 @@ class SqlSweepStore(Store):
         by: who asks, for the audit trail.
         """
         with writing(self.engine) as session:
-            row = _row(session, sweep_id, lock=True)
+            row: SweepRecord = self.row(session, sweep_id, lock=True)
             if row.state == "cancelled" and state != "cancelled":
                 raise ConflictError(f"sweep {sweep_id} was cancelled; schedule it anew")
             row.state, row.next_due_at = state, next_due_at
             note(session, by, f"sweep.{state}", sweep_id)
             cancel_runs(session, sweep_id, ENDED_WITH[state], by)
-            record = record_of(SweepRecord, row)
-        return record
-
-
-def _row(session: Session, sweep_id: str, *, lock: bool = False) -> SweepRow:
-    remedy = "`planner-cli sweep list` shows the ids"
-    return row_of(session, SweepRow, sweep_id, "sweep", remedy, lock=lock)
+            session.refresh(row)
+        return row
 
 
 class SqlQuarantine(Store):
@@ -159,7 +125,7 @@ class SqlQuarantine(Store):
     def add(
         self, pool: str, host: str, *, seconds: float, found_by: str, evidence: Sequence[str]
     ) -> None:
-        row = QuarantinedHostRow(
+        row = QuarantinedHost(
             pool=plain_text(pool),
             host=plain_text(host),
             since=database_time(),
@@ -173,20 +139,19 @@ class SqlQuarantine(Store):
 
     def active(self, pool: str | None = None) -> tuple[QuarantinedHost, ...]:
         """Hosts that are kept out now, of one pool or of all, by name."""
-        table = QuarantinedHostRow
+        table = QuarantinedHost
         query = select(table).where(table.until > database_time())
         if pool is not None:
             query = query.where(table.pool == plain_text(pool))
         with reading(self.engine) as session:
-            rows = session.scalars(query.order_by(table.pool, table.host))
-            return tuple(record_of(QuarantinedHost, row) for row in rows)
+            return tuple(session.scalars(query.order_by(table.pool, table.host)))
 
     def release(self, host: str, by: str | None, pool: str | None = None) -> int:
         """Lets a host in again, in one pool or in all; returns in how many.
 
         Raises NotFoundError.
         """
-        table = QuarantinedHostRow
+        table = QuarantinedHost
         query = delete(table).where(table.host == plain_text(host))
         if pool is not None:
             query = query.where(table.pool == plain_text(pool))
@@ -215,13 +180,13 @@ class SqlDriftStore(Store):
                 table.id, table.created_at, table.job_hash, table.layout_hash, table.software_hash,
                 table.model, table.trainer, table.gpu, table.num_gpus, table.layout,
                 table.step_seconds, table.shared, numbers["software"].label("software"),
-                numbers["hosts"].label("hosts"), ProbeRow.plan_id,
-                ProbeRow.request["trainer"].as_string().label("program"),
+                numbers["hosts"].label("hosts"), ProbeRecord.plan_id,
+                ProbeRecord.request["trainer"].as_string().label("program"),
             )
-            .join(ProbeRow, ProbeRow.measurement_id == table.id)
+            .join(ProbeRecord, ProbeRecord.measurement_id == table.id)
             .where(
                 table.job_hash.in_(asked.where(table.id.in_(measured))),
-                ProbeRow.pool == plain_text(pool),
+                ProbeRecord.pool == plain_text(pool),
                 table.status == "ok",
                 table.rung == "probed",
                 table.step_seconds > 0,
@@ -236,12 +201,8 @@ class SqlDriftStore(Store):
     def replace(self, sweep_id: str, found: Sequence[DriftFinding]) -> None:
         """From now on these are what the sweep has found."""
         with writing(self.engine) as session:
-            session.execute(delete(DriftRow).where(DriftRow.sweep_id == sweep_id))
-            for one in found:
-                values = values_of(one)
-                texts = ("trainer", "gpu", "owner", "statement")
-                plain = {name: plain_text(values[name]) for name in texts}
-                session.add(DriftRow(sweep_id=sweep_id, **{**values, **plain}))
+            session.execute(delete(DriftFinding).where(DriftFinding.sweep_id == sweep_id))
+            session.add_all(replace(one, statement=plain_text(one.statement)) for one in found)
 
 
 def _history(row: Any) -> HistoryRow:

@@ -1,52 +1,22 @@
-"""The tables. Change them with a migration in `alembic/versions/`; a test compares the two."""
+"""The tables but for the queues', which `job_records` has. `metadata` names all of them."""
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Text,
-    UniqueConstraint,
-    true,
-)
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import JSON, BigInteger, Boolean, ForeignKey, Index, Integer, String, true
+from sqlalchemy.orm import Mapped, mapped_column
 
-from planner.api.storage.clock import UtcDateTime
+from planner.api.storage.base import HASH_LENGTH, ID_LENGTH, RecordBase
+from planner.api.storage.base import Base as Base
+from planner.api.storage.job_records import ProbeRecord as ProbeRecord
+from planner.api.storage.job_records import TaskRecord as TaskRecord
+from planner.api.storage.records import Subject, SweepState
 
-NAMING = {
-    "ix": "ix_%(column_0_label)s",
-    "uq": "uq_%(table_name)s_%(column_0_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
-    "pk": "pk_%(table_name)s",
-}
-ID_LENGTH = 64
-HASH_LENGTH = 64
 # columns of what was priced and of what was measured, of the same names there
 FIGURES = (
     *("step_seconds", "tokens_per_second_per_gpu"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"),
 )
-
-
-class Base(DeclarativeBase):
-    """Common metadata; constraints are named so that migrations can find them on both databases."""
-
-    metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {  # noqa: RUF012  (SQLAlchemy's own form)
-        datetime: UtcDateTime,
-        dict[str, Any]: JSON,
-        list[Any]: JSON,
-        str: Text,
-        float: Float,
-    }
 
 
 class PlanRow(Base):
@@ -162,101 +132,13 @@ class PricedRunRow(Base):
     document: Mapped[dict[str, Any]]
 
 
-class LeasedRow(Base):
-    """Columns of every queue: a state, and a lease on it; see `JobRecord`."""
+class SweepRecord(RecordBase, kw_only=True):
+    """Jobs that are measured again and again.
 
-    __abstract__ = True
-
-    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
-    created_at: Mapped[datetime]
-    request: Mapped[dict[str, Any]]
-    state: Mapped[str] = mapped_column(String(16))
-    attempts: Mapped[int] = mapped_column(Integer)
-    max_attempts: Mapped[int] = mapped_column(Integer)
-    asked_by: Mapped[str | None]
-    not_before: Mapped[datetime | None]
-    gpu_seconds: Mapped[float | None]
-    owner: Mapped[str | None]
-    fencing_token: Mapped[int] = mapped_column(BigInteger)
-    heartbeat_at: Mapped[datetime | None]
-    lease_until: Mapped[datetime | None]
-    cancel_requested: Mapped[bool] = mapped_column(Boolean)
-    progress: Mapped[str | None]
-    started_at: Mapped[datetime | None]
-    finished_at: Mapped[datetime | None]
-    failure: Mapped[str | None] = mapped_column(String(32))
-    message: Mapped[str | None]
-    priority: Mapped[int] = mapped_column(Integer, server_default="0")
-
-
-class ProbeRow(LeasedRow):
-    """One layout to measure; fields as `ProbeRecord`."""
-
-    __tablename__ = "probes"
-    __table_args__ = (
-        Index("ix_probes_pool_state", "pool", "state"),
-        Index("ix_probes_created_at_id", "created_at", "id"),
-        Index("ix_probes_state_created_at", "state", "created_at"),
-        Index("ix_probes_asked_by_created_at", "asked_by", "created_at"),
-    )
-
-    job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
-    model: Mapped[str]
-    gpu: Mapped[str]
-    num_gpus: Mapped[int] = mapped_column(Integer)
-    layout: Mapped[str]
-    pool: Mapped[str]
-    plan_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), index=True)
-    plan_rank: Mapped[int | None] = mapped_column(Integer)
-    folder: Mapped[str | None]
-    results: Mapped[list[Any]]
-    measurement_id: Mapped[str | None] = mapped_column(
-        String(ID_LENGTH), ForeignKey("measurements.id")
-    )
-    devices: Mapped[int | None] = mapped_column(Integer)
-
-
-class TaskRow(LeasedRow):
-    """A study of one job, or one run of a sweep; fields as `TaskRecord`.
-
-    pool, wants_gpus: where it waits for room, and for how much; null while it does not wait.
+    spec: as `planner.intake.sweeps` reads it.
+    next_due_at: next scheduled time; None without a schedule, or when the sweep is not active.
+    asked_by: the key that stored it.
     """
-
-    __tablename__ = "tasks"
-    __table_args__ = (
-        Index("ix_tasks_created_at_id", "created_at", "id"),
-        Index("ix_tasks_state_created_at", "state", "created_at"),
-        Index("ix_tasks_asked_by_created_at", "asked_by", "created_at"),
-        UniqueConstraint("parent_id", "due_at", name="uq_tasks_parent_id_due_at"),
-    )
-
-    kind: Mapped[str] = mapped_column(String(16))
-    job_hash: Mapped[str | None] = mapped_column(String(HASH_LENGTH), index=True)
-    parent_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), ForeignKey("sweeps.id"))
-    due_at: Mapped[datetime | None]
-    result: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    pool: Mapped[str | None]
-    wants_gpus: Mapped[int | None] = mapped_column(Integer)
-    standing: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    notify_at: Mapped[datetime | None]
-    notified: Mapped[int] = mapped_column(Integer, server_default="0")
-
-
-class TaskEventRow(Base):
-    """One event of a running task, for readers in other processes."""
-
-    __tablename__ = "task_events"
-
-    task_id: Mapped[str] = mapped_column(
-        String(ID_LENGTH), ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True
-    )
-    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    created_at: Mapped[datetime]
-    body: Mapped[dict[str, Any]]
-
-
-class SweepRow(Base):
-    """Jobs that are measured again and again; fields as `SweepRecord`."""
 
     __tablename__ = "sweeps"
     __table_args__ = (Index("ix_sweeps_created_at_id", "created_at", "id"),)
@@ -265,13 +147,16 @@ class SweepRow(Base):
     created_at: Mapped[datetime]
     name: Mapped[str]
     spec: Mapped[dict[str, Any]]
-    state: Mapped[str] = mapped_column(String(16))
-    next_due_at: Mapped[datetime | None]
-    asked_by: Mapped[str | None]
+    state: Mapped[SweepState] = mapped_column(String(16), default="active")
+    next_due_at: Mapped[datetime | None] = mapped_column(default=None)
+    asked_by: Mapped[str | None] = mapped_column(default=None)
 
 
-class QuarantinedHostRow(Base):
-    """A host of a pool that no run uses until then; fields as `QuarantinedHost`."""
+class QuarantinedHost(RecordBase, kw_only=True):
+    """A host of a pool that no run uses until then.
+
+    found_by: the run of a sweep that found it bad. evidence: sentences.
+    """
 
     __tablename__ = "quarantined_hosts"
 
@@ -283,8 +168,14 @@ class QuarantinedHostRow(Base):
     evidence: Mapped[list[Any]]
 
 
-class CalibrationRow(Base):
-    """A calibration; fields as `CalibrationRecord`."""
+class CalibrationRecord(RecordBase, kw_only=True):
+    """The calibration that runs of one trainer on one GPU under one software gave.
+
+    document: the posterior, JSON-safe.
+    owner: for whose plans; empty for everyone's.
+    built_from: digest of what it was made from.
+    superseded_at: None while it is in use.
+    """
 
     __tablename__ = "calibrations"
     __table_args__ = (
@@ -299,9 +190,13 @@ class CalibrationRow(Base):
     software: Mapped[dict[str, Any]]
     num_runs: Mapped[int] = mapped_column(Integer)
     document: Mapped[dict[str, Any]]
-    owner: Mapped[str] = mapped_column(server_default="")
-    built_from: Mapped[str | None] = mapped_column(String(HASH_LENGTH))
-    superseded_at: Mapped[datetime | None]
+    owner: Mapped[str] = mapped_column(server_default="", default="")
+    built_from: Mapped[str | None] = mapped_column(String(HASH_LENGTH), default=None)
+    superseded_at: Mapped[datetime | None] = mapped_column(default=None)
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(trainer=self.trainer, gpu=self.gpu, owner=self.owner)
 
 
 class AuditRow(Base):
@@ -319,10 +214,10 @@ class AuditRow(Base):
     detail: Mapped[str | None]
 
 
-class CatalogEntryRow(Base):
+class OwnEntry(RecordBase, kw_only=True):
     """One version of a model, GPU or cluster of the users' own. It never changes.
 
-    spec: as a job writes it.
+    kind: models, gpus or clusters. spec: as a job writes it. asked_by: whose it is.
     """
 
     __tablename__ = "catalog_entries"
@@ -335,7 +230,7 @@ class CatalogEntryRow(Base):
     spec: Mapped[dict[str, Any]]
 
 
-class DriftRow(Base):
+class DriftFinding(RecordBase, kw_only=True):
     """A change of step times that a sweep found: what was learnt before it counts no more.
 
     owner: for whose plans; empty for everyone's.
@@ -350,7 +245,7 @@ class DriftRow(Base):
         Index("ix_drift_findings_sweep_id", "sweep_id"),
     )
 
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, init=False)
     sweep_id: Mapped[str] = mapped_column(String(ID_LENGTH), ForeignKey("sweeps.id"))
     trainer: Mapped[str]
     gpu: Mapped[str]

@@ -1,7 +1,6 @@
 """The two queues in SQL, of tasks and of probes; `planner.api.storage.queue` has the leases."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -10,8 +9,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from planner.api.storage.audit import note
 from planner.api.storage.clock import database_time
-from planner.api.storage.common import flush_new, plain_text, record_of, values_of
-from planner.api.storage.fence import Fence
+from planner.api.storage.common import flush_new, plain_text
 from planner.api.storage.job_records import (
     CANCELLED,
     OPEN,
@@ -19,29 +17,26 @@ from planner.api.storage.job_records import (
     RUNNING,
     JobState,
     ProbeEnd,
-    ProbeFilter,
     ProbeRecord,
     TaskEnd,
     TaskEvent,
-    TaskFilter,
     TaskRecord,
 )
 from planner.api.storage.measurements import measurement_row
-from planner.api.storage.queue import SqlQueue
+from planner.api.storage.queue import SqlQueue, whole
 from planner.api.storage.room import take_turns
 from planner.api.storage.store import add_plan
-from planner.api.storage.tables import PlanRow, ProbeRow, TaskEventRow, TaskRow
+from planner.api.storage.tables import PlanRow
 from planner.api.storage.transactions import reading, writing
 
 KEPT_EVENTS = 10_000
 MOST_RANKS = 3  # that an emulation runs, one after the other
 
 
-class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
+class SqlTaskStore(SqlQueue[TaskRecord, TaskEnd]):
     """Studies and runs of sweeps; a study's plan is stored with its end."""
 
-    record_class, filter_class = TaskRecord, TaskFilter
-    fence = Fence(TaskRow, "task", "GET /sweeps or GET /plans")
+    table, what, where = TaskRecord, "task", "GET /sweeps or GET /plans lists them"
 
     def add_event(self, claimed: TaskRecord, body: Mapping[str, Any], now: datetime) -> TaskEvent:
         """Appends an event. Raises NotFoundError; ConflictError where the lease was lost.
@@ -49,52 +44,50 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         The row is locked meanwhile, so that nobody takes the task over.
         """
         with writing(self.engine) as session:
-            self.fence.write(session, claimed, {"state": RUNNING})
-            newest = select(func.max(TaskEventRow.number)).where(TaskEventRow.task_id == claimed.id)
+            self.write(session, claimed, {"state": RUNNING})
+            newest = select(func.max(TaskEvent.number)).where(TaskEvent.task_id == claimed.id)
             number = (session.scalar(newest) or 0) + 1
-            event = TaskEvent(number=number, created_at=now, body=dict(body))
-            session.add(TaskEventRow(task_id=claimed.id, **asdict(event)))
+            event = TaskEvent(task_id=claimed.id, number=number, created_at=now, body=dict(body))
+            session.add(event)
         return event
 
     def events(self, task_id: str, after: int = 0, limit: int = KEPT_EVENTS) -> Sequence[TaskEvent]:
         """Events with a number above `after`, in order."""
-        query = select(TaskEventRow).where(
-            TaskEventRow.task_id == plain_text(task_id), TaskEventRow.number > after
+        query = select(TaskEvent).where(
+            TaskEvent.task_id == plain_text(task_id), TaskEvent.number > after
         )
         with reading(self.engine) as session:
-            rows = session.scalars(query.order_by(TaskEventRow.number).limit(limit))
-            return tuple(record_of(TaskEvent, row) for row in rows)
+            return tuple(session.scalars(query.order_by(TaskEvent.number).limit(limit)))
 
     def take_notification(self, wait_seconds: float) -> TaskRecord | None:
         """A run whose end is to be told now; nobody else gets it for so many seconds."""
-        ended = TaskRow.state.not_in(OPEN)  # else it was queued again, and ends once more
-        due = select(TaskRow).where(TaskRow.notify_at <= database_time(), ended)
+        ended = TaskRecord.state.not_in(OPEN)  # else it was queued again, and ends once more
+        due = select(TaskRecord).where(TaskRecord.notify_at <= database_time(), ended)
         with writing(self.engine) as session:
-            first = due.order_by(TaskRow.notify_at).limit(1).with_for_update(skip_locked=True)
+            first = due.order_by(TaskRecord.notify_at).limit(1).with_for_update(skip_locked=True)
             row = session.scalars(first).first()
             if row is None:
                 return None
             row.notify_at, row.notified = database_time(wait_seconds), row.notified + 1
-            session.flush()
-            return self._record(row)
+            return whole(session, row)
 
     def untold(self) -> int:
         """Number of ended runs whose webhook is still to be called."""
-        query = select(func.count()).where(TaskRow.notify_at.is_not(None))
+        query = select(func.count()).where(TaskRecord.notify_at.is_not(None))
         with reading(self.engine) as session:
             return int(session.scalar(query) or 0)
 
     def notify_again(self, task: TaskRecord, seconds: float | None) -> None:
         """Tells it again after so many seconds; None: it was told, or is given up."""
         later = None if seconds is None else database_time(seconds)
-        ours = (TaskRow.id == task.id, TaskRow.notified == task.notified)
+        ours = (TaskRecord.id == task.id, TaskRecord.notified == task.notified)
         with writing(self.engine) as session:
-            session.execute(update(TaskRow).where(*ours).values(notify_at=later))
+            session.execute(update(TaskRecord).where(*ours).values(notify_at=later))
 
     def _may_start(self) -> tuple[ColumnElement[bool], ...]:
-        return (~_runs_already(TaskRow.parent_id),)
+        return (~_runs_already(TaskRecord.parent_id),)
 
-    def _waits(self, session: Session, row: TaskRow) -> bool:
+    def _waits(self, session: Session, row: TaskRecord) -> bool:
         """One run of a sweep at a time: two workers may have chosen two at once."""
         if row.parent_id is None:
             return False
@@ -104,7 +97,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
     def _end_values(self, session: Session, claimed: TaskRecord, end: TaskEnd) -> dict[str, Any]:
         # a plan of this id was stored by an earlier owner, of a version that stored it apart
         if end.plan is not None and session.get(PlanRow, end.plan[0].id) is None:
-            add_plan(session, *end.plan)
+            add_plan(session, *end.plan, end.state, claimed.asked_by)
         result = None if end.result is None else dict(end.result)
         told = claimed.request.get("webhook") is not None  # whoever ends it
         notify = {"notify_at": database_time(), "notified": 0} if told else {}
@@ -115,12 +108,14 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
 
 
 def _runs_already(parent_id: ColumnElement[Any] | InstrumentedAttribute[Any]) -> Exists:
-    other = aliased(TaskRow)
+    other = aliased(TaskRecord)
     return exists(select(other.id).where(other.parent_id == parent_id, other.state == RUNNING))
 
 
 def has_open_run(session: Session, sweep_id: str) -> bool:
-    query = select(TaskRow.id).where(TaskRow.parent_id == sweep_id, TaskRow.state.in_(OPEN))
+    query = select(TaskRecord.id).where(
+        TaskRecord.parent_id == sweep_id, TaskRecord.state.in_(OPEN)
+    )
     return session.scalar(query.limit(1)) is not None
 
 
@@ -131,15 +126,19 @@ def cancel_runs(
 
     The owner of a running one is asked. One that a worker claims meanwhile counts as running.
     """
-    queued = TaskRow.state == QUEUED
+    queued = TaskRecord.state == QUEUED
     values = {
         "cancel_requested": True,
-        "finished_at": case((queued, database_time()), else_=TaskRow.finished_at),
-        "gpu_seconds": case((queued, 0.0), else_=TaskRow.gpu_seconds),
-        "state": case((queued, CANCELLED), else_=TaskRow.state),
+        "finished_at": case((queued, database_time()), else_=TaskRecord.finished_at),
+        "gpu_seconds": case((queued, 0.0), else_=TaskRecord.gpu_seconds),
+        "state": case((queued, CANCELLED), else_=TaskRecord.state),
     }
-    chosen = (TaskRow.parent_id == sweep_id, TaskRow.state.in_(states), ~TaskRow.cancel_requested)
-    ending = update(TaskRow).where(*chosen).values(values).returning(TaskRow.id)
+    chosen = (
+        TaskRecord.parent_id == sweep_id,
+        TaskRecord.state.in_(states),
+        ~TaskRecord.cancel_requested,
+    )
+    ending = update(TaskRecord).where(*chosen).values(values).returning(TaskRecord.id)
     ended = session.scalars(ending.execution_options(synchronize_session=False)).all()
     session.expire_all()
     for task_id in ended:
@@ -165,16 +164,11 @@ def gpu_seconds_of(record: ProbeRecord) -> float:
     return min((record.finished_at - record.started_at).total_seconds() * gpus, most)
 
 
-class SqlProbeStore(SqlQueue[ProbeRecord, ProbeFilter, ProbeEnd]):
+class SqlProbeStore(SqlQueue[ProbeRecord, ProbeEnd]):
     """Probes; their measurements are stored with their end."""
 
-    record_class, filter_class = ProbeRecord, ProbeFilter
-    fence = Fence(ProbeRow, "probe", "GET /probes")
-
-    def _values(self, record: ProbeRecord) -> dict[str, Any]:
-        values = values_of(record)
-        texts = {key: plain_text(values[key]) for key in ("model", "gpu", "layout", "pool")}
-        return {**values, **texts}
+    table, what, where = ProbeRecord, "probe", "GET /probes lists them"
+    texts = ("model", "gpu", "layout", "pool")
 
     def _end_values(self, session: Session, claimed: ProbeRecord, end: ProbeEnd) -> dict[str, Any]:
         session.add_all(measurement_row(measurement) for measurement in end.measurements)
@@ -186,7 +180,3 @@ class SqlProbeStore(SqlQueue[ProbeRecord, ProbeFilter, ProbeEnd]):
 
     def _used_gpu_seconds(self, record: ProbeRecord, end: ProbeEnd) -> float | None:
         return gpu_seconds_of(record) if "time_limit_seconds" in record.request else None
-
-    def _record(self, row: ProbeRow) -> ProbeRecord:
-        record = super()._record(row)
-        return ProbeRecord(**{**vars(record), "results": tuple(record.results)})

@@ -1,7 +1,8 @@
 """Sessions of the stores, and several stores' writes in one transaction.
 
 A store reads in `reading(engine)` and writes in `writing(engine)`: a transaction of its own, or
-within `one_transaction(engine)` the one of all.
+within `one_transaction(engine)` the one of all. The rows of either are detached at its end: they
+change no more, and what changes them writes nothing.
 """
 
 from collections.abc import Iterator
@@ -56,14 +57,16 @@ def writing(engine: Engine) -> Iterator[Session]:
     ours = _open.get()
     writer = engine.execution_options(planner_writes=True)
     if ours is None or ours.engine is not engine:
-        with store_errors(engine), Session(writer) as session:
+        with store_errors(engine), Session(writer, expire_on_commit=False) as session:
             yield session
             session.commit()
         return
     if ours.session is None:
-        ours.session = Session(writer)
-    with store_errors(engine), ours.session.begin_nested():
-        yield ours.session
+        ours.session = Session(writer, expire_on_commit=False)
+    with store_errors(engine):
+        with ours.session.begin_nested():
+            yield ours.session
+        ours.session.expunge_all()
 
 
 @contextmanager
@@ -73,6 +76,7 @@ def reading(engine: Engine) -> Iterator[Session]:
     if ours is not None and ours.engine is engine and ours.session is not None:
         with store_errors(engine):
             yield ours.session
+            ours.session.expunge_all()
         return
     with store_errors(engine), Session(engine) as session:
         yield session

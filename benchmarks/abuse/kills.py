@@ -39,7 +39,6 @@ from planner.api.jobs.queues import jobs_in, retry
 from planner.api.settings import Settings
 from planner.api.storage.backup import faults_in
 from planner.api.storage.engine import make_engine, normalise_url
-from planner.api.storage.job_records import ProbeFilter
 from planner.api.storage.migrate import upgrade
 from planner.api.storage.tables import AuditRow, MeasurementRow, PlanRow
 from planner.api.storage.transactions import reading
@@ -326,7 +325,7 @@ def _all_done(wiring: Wiring) -> int:
     """Probes that measured a layout."""
     number, cursor = 0, None
     while True:
-        page = wiring.probes.list(ProbeFilter(state="done"), cursor, 200)
+        page = wiring.probes.list(cursor, 200, state="done")
         number += sum(not record.request.get("kernels") for record in page.items)
         cursor = page.next_cursor
         if cursor is None:

@@ -8,7 +8,6 @@ from planner.api.jobs.workers import TaskWorkers
 from planner.api.settings import Settings
 from planner.api.storage import audit
 from planner.api.storage.clock import database_time
-from planner.api.storage.records import AuditFilter
 from planner.api.storage.tables import AuditRow
 from planner.api.storage.transactions import writing
 from planner.api.wiring import Wiring, wire
@@ -30,7 +29,7 @@ def note(wiring: Wiring, subject: str, days: float) -> None:
 
 
 def subjects(wiring: Wiring) -> list[str]:
-    return [line.subject for line in wiring.audit.list(AuditFilter()).items]
+    return [line.subject for line in wiring.audit.list().items]
 
 
 @EACH_DATABASE

@@ -8,10 +8,11 @@ import pytest
 from sqlalchemy import Engine
 
 from planner.api.storage.engine import is_memory
-from planner.api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
+from planner.api.storage.job_records import ProbeEnd, ProbeRecord
 from planner.api.storage.measurements import SqlMeasurementStore
-from planner.api.storage.records import DriftFinding, MeasurementFilter, Subject, SweepRecord
+from planner.api.storage.records import Subject
 from planner.api.storage.sweeps import SqlDriftStore, SqlSweepStore
+from planner.api.storage.tables import DriftFinding, SweepRecord
 from planner.api.storage.tasks import SqlProbeStore
 from planner.errors import ConflictError, NotFoundError
 from planner.intake.jobs import read_job
@@ -65,7 +66,7 @@ class TestMeasurements:
     def test_pages_hold_all_once_newest_first(self, store: SqlMeasurementStore, limit: int) -> None:
         store.add([measurement(number) for number in range(7)])  # pairs share a moment
         seen: list[str] = []
-        for page in pages_of(lambda cursor: store.list(MeasurementFilter(), cursor, limit)):
+        for page in pages_of(lambda cursor: store.list(cursor, limit)):
             seen += page
             store.add([measurement(100 + len(seen))])  # newcomers do not disturb
         assert seen == [f"measurement-{number:03d}" for number in reversed(range(7))]
@@ -75,7 +76,7 @@ class TestMeasurements:
         store.add([measurement(1), *others, measurement(4, rung="emulated")])
 
         def ids(**wanted: Any) -> str:
-            page = store.list(MeasurementFilter(**wanted), None, 50)
+            page = store.list(**wanted)
             return "".join(item.id[-1] for item in page.items)
 
         assert (ids(), ids(job_hash=measurement().key().job_hash)) == ("4321", "431")
@@ -102,6 +103,7 @@ class TestMeasurements:
         store.add([measurement(6), measurement(8, layout=other)])
         key, at = measurement().key(), NOW + timedelta(seconds=3)
         changed = DriftFinding(
+            sweep_id="sweep-1",
             trainer="torchtitan", gpu="h100-sxm-80gb", owner="", software_hash="another",
             job_hash=key.job_hash, layout_hash=key.layout_hash, since=at, statement="7% slower",
         )  # fmt: skip
@@ -139,7 +141,7 @@ class TestProbes:
         return store.claim(lease())
 
     def test_a_probe_comes_back_as_it_was_stored(self, store: SqlProbeStore) -> None:
-        whole = {"plan_id": "plan-1", "plan_rank": 2, "results": ({"a": 1},)}
+        whole = {"plan_id": "plan-1", "plan_rank": 2, "results": [{"a": 1}]}
         record = probe_record(request={"job": {**JOB, "layout": LAYOUT}, "notes": "ü"}, **whole)
         store.add([record])
         assert store.get("probe-001") == record
@@ -224,7 +226,7 @@ class TestProbes:
         end = ProbeEnd(state="done", results=({"x": "ü"},), measurements=measured)
         done = store.finish(held, end)
         assert (done.state, done.measurement_id) == ("done", "measurement-001")
-        assert (done.results, done.lease_until) == (({"x": "ü"},), None)
+        assert (done.results, done.lease_until) == ([{"x": "ü"}], None)
         assert done.finished_at is not None
         assert tuple(runs.get(one.id) for one in measured) == measured
         with pytest.raises(ConflictError, match="is done"):
@@ -268,13 +270,13 @@ class TestProbes:
         of_plan = {number: "plan-1" if number % 2 else None for number in range(5)}
         store.add([probe_record(number, plan_id=plan) for number, plan in of_plan.items()])
         store.claim(lease())
-        first = store.list(ProbeFilter(), None, 3)
-        second = store.list(ProbeFilter(), first.next_cursor, 3)
+        first = store.list(limit=3)
+        second = store.list(first.next_cursor, 3)
         assert [item.id[-1] for item in first.items + second.items] == ["4", "3", "2", "1", "0"]
         assert second.next_cursor is None
         for chosen, ids in (
-            (ProbeFilter(plan_id="plan-1"), ["3", "1"]),
-            (ProbeFilter(state="running"), ["0"]),
-            (ProbeFilter(state="queued", plan_id="plan-1", gpu="h100"), []),
+            ({"plan_id": "plan-1"}, ["3", "1"]),
+            ({"state": "running"}, ["0"]),
+            ({"state": "queued", "plan_id": "plan-1", "gpu": "h100"}, []),
         ):
-            assert [item.id[-1] for item in store.list(chosen).items] == ids
+            assert [item.id[-1] for item in store.list(**chosen).items] == ids

@@ -21,9 +21,9 @@ from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
 from planner.specs.plan import Plan
 from tests.stand_ins.ageing import age
-from tests.stand_ins.records import NOW, plan_labels
+from tests.stand_ins.records import NOW, plan_job
 
-LABELS = plan_labels("llama3-8b", "h100-sxm-80gb")
+JOB_OF_PLAN = plan_job()
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def numbered(plan: Plan, number: int, moment: datetime = NOW) -> Plan:
 
 class TestPlans:
     def test_a_plan_of_any_texts_comes_back_as_saved(self, store: SqlStore, plan: Plan) -> None:
-        store.save_plan(plan, LABELS)
+        store.save_plan(plan, JOB_OF_PLAN)
         assert store.get_plan(plan.id) == plan
         texts = {"notes": "ünï \0 \U0001f600 'quoted' %s", "n": 2**60, "x": 0.1}
         odd = plan.model_copy(update={"id": "plan-odd", "job": texts})
-        store.save_plan(odd, plan_labels("m\0\ud800ü" * 100, "g"))
+        store.save_plan(odd, plan_job("m\0\ud800ü" * 100))
         assert store.get_plan("plan-odd").job == texts
 
     def test_an_unknown_id_is_not_found(self, store: SqlStore) -> None:
@@ -50,10 +50,10 @@ class TestPlans:
                 store.get_plan(unknown)
 
     def test_an_id_is_taken_once(self, store: SqlStore, plan: Plan) -> None:
-        store.save_plan(plan, LABELS)
+        store.save_plan(plan, JOB_OF_PLAN)
         with pytest.raises(ConflictError):
-            store.save_plan(plan, LABELS)
-        assert len(store.list_plans().items) == 1
+            store.save_plan(plan, JOB_OF_PLAN)
+        assert len(store.list().items) == 1
 
     @pytest.mark.parametrize("slower", [1.0, 2.0], ids=["predicted", "measured"])
     def test_a_line_of_the_list_names_the_winner_with_what_probes_measured(
@@ -64,23 +64,23 @@ class TestPlans:
         assert winner.estimate.tokens_per_second_per_gpu
         update = {"expected_step_seconds": slower * winner.estimate.step_seconds}
         ranked = [winner.model_copy(update=update if slower > 1.0 else {}), *others]
-        store.save_plan(numbered(plan, 1).model_copy(update={"ranked": ranked}), LABELS)
-        (line,) = store.list_plans().items
+        store.save_plan(numbered(plan, 1).model_copy(update={"ranked": ranked}), JOB_OF_PLAN)
+        (line,) = store.list().items
         assert (line.created_at, line.num_gpus, line.layout) == (NOW, 8, winner.layout.short())
         speed = winner.estimate.tokens_per_second_per_gpu / slower
         assert line.tokens_per_second_per_gpu == pytest.approx(speed)
 
     def test_a_cursor_nobody_gave_and_a_wrong_limit_are_refused(self, store: SqlStore) -> None:
-        assert store.list_plans() == Page(items=(), next_cursor=None)
+        assert store.list() == Page(items=(), next_cursor=None)
         for cursor in ("", "abc", "!!!", "MjAyNg", "ü", "MjAyNi0xMS0yMXxwbGFuLTE", "AA" * 50):
             with pytest.raises(SpecError, match="cursor"):
-                store.list_plans(cursor)
+                store.list(cursor)
         for limit in (0, -1, 201):
             with pytest.raises(SpecError, match="limit"):
-                store.list_plans(limit=limit)
+                store.list(limit=limit)
 
     def test_layouts_are_columns_too(self, store: SqlStore, plan: Plan) -> None:
-        store.save_plan(plan, LABELS)
+        store.save_plan(plan, JOB_OF_PLAN)
         with store.engine.begin() as connection:
             ranks = connection.scalars(text("SELECT rank FROM plan_layouts ORDER BY rank")).all()
             assert ranks == [entry.rank for entry in plan.ranked]
@@ -131,23 +131,23 @@ class TestIdempotency:
 
         def work() -> None:
             with one_transaction(store.engine):
-                store.save_plan(plan, LABELS)
+                store.save_plan(plan, JOB_OF_PLAN)
                 keys.keep("key", "request", mine)
 
         with pytest.raises(AnsweredMeanwhile) as raised:
             work()
         assert raised.value.answer == self.answer
-        assert store.list_plans().items == []
+        assert store.list().items == []
 
     def test_a_write_that_fails_inside_leaves_the_others(
         self, keys: IdempotencyStore, store: SqlStore, plan: Plan
     ) -> None:
         with one_transaction(store.engine):
-            store.save_plan(plan, LABELS)
+            store.save_plan(plan, JOB_OF_PLAN)
             with pytest.raises(ConflictError):
-                store.save_plan(plan, LABELS)
+                store.save_plan(plan, JOB_OF_PLAN)
             keys.keep("key", "request", self.answer)
-        assert len(store.list_plans().items) == 1
+        assert len(store.list().items) == 1
 
     def test_what_older_releases_left_runs(self, keys: IdempotencyStore, store: SqlStore) -> None:
         with writing(store.engine) as session:

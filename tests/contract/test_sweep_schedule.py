@@ -17,9 +17,9 @@ from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, change_sweep, run_now, schedule_due
 from planner.api.render.sweep import report_lines
 from planner.api.settings import Settings
-from planner.api.storage.job_records import TaskEnd, TaskFilter, TaskRecord
-from planner.api.storage.records import SweepRecord
+from planner.api.storage.job_records import TaskEnd, TaskRecord
 from planner.api.storage.sweeps import SqlSweepStore
+from planner.api.storage.tables import SweepRecord
 from planner.api.wiring import Wiring, wire
 from planner.errors import ConflictError, SpecError
 from planner.intake.sweeps import read_sweep
@@ -226,7 +226,7 @@ def test_cancelling_a_sweep_ends_every_run_of_it(wiring: Wiring) -> None:
     held = claimed(wiring)
     change_sweep(wiring, sweep.id, "cancelled")
     assert wiring.tasks.heartbeat(held, new_lease()) is True, "asked to stop"
-    assert wiring.tasks.list(TaskFilter(state="queued")).items == []
+    assert wiring.tasks.list(state="queued").items == []
     assert claimed(wiring) is None
 
 
@@ -277,7 +277,7 @@ def test_runs_of_one_sweep_are_never_claimed_at_once(workers: list[Wiring], cloc
 
 def states_of(wiring: Wiring, sweep: SweepRecord) -> list[str]:
     """Of its runs, the oldest first."""
-    runs = wiring.tasks.list(TaskFilter(parent_id=sweep.id)).items
+    runs = wiring.tasks.list(parent_id=sweep.id).items
     return [run.state for run in reversed(runs)]
 
 

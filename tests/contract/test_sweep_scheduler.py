@@ -19,7 +19,7 @@ from planner.api.jobs.probes import probe_of_job, probes_of
 from planner.api.jobs.side_by_side import NO_ROOM_WANTED, enqueue_in_room
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
-from planner.api.storage.job_records import ProbeFilter, ProbeRecord, TaskRecord
+from planner.api.storage.job_records import ProbeRecord, TaskRecord
 from planner.api.storage.room import NoRoomError, Room
 from planner.api.storage.sweeps import SqlSweepStore
 from planner.api.storage.transactions import writing
@@ -235,6 +235,6 @@ def test_workers_killed_midway_lose_and_double_nothing(migrated_url: str, tmp_pa
         return {(one.job_hash, one.layout) for one in probes}
 
     ran = [probe for run in bench.runs(wiring) for probe in probes_of(wiring, run.id)]
-    again = layouts(wiring.probes.list(ProbeFilter(failure="interrupted")).items)
+    again = layouts(wiring.probes.list(failure="interrupted").items)
     done = layouts(probe for probe in ran if probe.failure != "interrupted")
     assert again <= done, "what the kill interrupted ran again"

@@ -8,11 +8,12 @@ import pytest
 from sqlalchemy import Engine
 
 from planner.api.storage.calibrations import SqlCalibrationStore
-from planner.api.storage.job_records import TaskEnd, TaskFilter, TaskRecord
+from planner.api.storage.job_records import TaskEnd, TaskRecord
 from planner.api.storage.learning import SqlLearningStore
 from planner.api.storage.measurements import SqlMeasurementStore
-from planner.api.storage.records import CalibrationRecord, Subject, SweepRecord
+from planner.api.storage.records import Subject
 from planner.api.storage.sweeps import SqlSweepStore
+from planner.api.storage.tables import CalibrationRecord, SweepRecord
 from planner.api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError
 from planner.intake.jobs import read_job
@@ -43,8 +44,8 @@ class TestTasks:
         ended = store.finish(held, TaskEnd(state="done", result=result, message="stopped"))
         assert (ended.state, ended.result, ended.message) == ("done", result, "stopped")
         assert ended.finished_at is not None
-        for chosen in (TaskFilter(state="queued"), TaskFilter(job_hash="a" * 64)):
-            assert [each.id for each in store.list(chosen).items] == ["plan-002"]
+        for chosen in ({"state": "queued"}, {"job_hash": "a" * 64}):
+            assert [each.id for each in store.list(**chosen).items] == ["plan-002"]
 
     def test_events_are_numbered_and_read_on(self, store: SqlTaskStore) -> None:
         store.add([task(1), task(2)])

@@ -27,7 +27,7 @@ from planner.api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
 from planner.api.settings import Settings
 from planner.api.storage.clock import database_time
 from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
-from planner.api.storage.tables import SweepRow, TaskRow
+from planner.api.storage.tables import SweepRecord
 from planner.api.storage.transactions import writing
 from planner.api.wiring import Wiring, wire
 from planner.errors import SpecError
@@ -98,7 +98,7 @@ def ended_run(wiring: Wiring, url: str) -> TaskRecord:
 
 def come_due(wiring: Wiring) -> None:
     """Makes what waits to be told wait no longer."""
-    waiting = update(TaskRow).where(TaskRow.notify_at.is_not(None))
+    waiting = update(TaskRecord).where(TaskRecord.notify_at.is_not(None))
     with writing(wiring.engine) as session:
         session.execute(waiting.values(notify_at=database_time(-1.0)))
 
@@ -139,7 +139,7 @@ def test_a_receiver_that_fails_is_asked_again_later_and_given_up_at_last(
 def lose_the_worker(wiring: Wiring, run: TaskRecord) -> None:
     """Its only attempt, by a worker that is never heard of again."""
     with writing(wiring.engine) as session:
-        session.execute(update(TaskRow).where(TaskRow.id == run.id).values(max_attempts=1))
+        session.execute(update(TaskRecord).where(TaskRecord.id == run.id).values(max_attempts=1))
     assert wiring.tasks.claim(Lease(owner="another host", seconds=-1.0), job_id=run.id) is not None
 
 
@@ -224,7 +224,7 @@ def test_no_claim_talks_to_the_outside(
     ended_run(wiring, receiver.url)
     add_sweep(wiring, {**SWEEP, "schedule": "* * * * *"}, allow_files=False)
     with writing(wiring.engine) as session:
-        scheduled = update(SweepRow).where(SweepRow.next_due_at.is_not(None))
+        scheduled = update(SweepRecord).where(SweepRecord.next_due_at.is_not(None))
         session.execute(scheduled.values(next_due_at=database_time(-1.0)))
     probes = [probe_record(id=name, pool="slurm", max_attempts=2) for name in ("lost", "next")]
     wiring.probes.add(probes)

@@ -29,7 +29,7 @@ from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.settings import Settings
-from planner.api.storage.job_records import ProbeFilter, TaskEnd
+from planner.api.storage.job_records import TaskEnd
 from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring, wire
 from planner.cost.machine.shipped import shipped_calibration
@@ -432,7 +432,7 @@ def test_a_sweep_killed_between_retries_goes_on_with_them(wiring: Wiring) -> Non
             name = f"probe-{run.id}-{number}"
             wiring.probes.add([replace(failed, id=name, plan_id=run.id, failure=failure)])
         ended = run_sweep(wiring, run, Observer())
-        assert len(wiring.probes.list(ProbeFilter(plan_id=run.id)).items) == attempts
+        assert len(wiring.probes.list(plan_id=run.id).items) == attempts
         assert ended.result is not None
         (line,) = ended.result["jobs"][0]["layouts"]
         assert (ended.result["probes"], line["status"]) == (attempts, status)

@@ -17,14 +17,14 @@ from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import PLANNER, ROOT, Cli, commands, ran
 from tests.served import in_process
-from tests.stand_ins.records import plan_labels
+from tests.stand_ins.records import plan_job
 
 CAPBSET_DROP, DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
 
 
 def save(wiring: Wiring, plan: Plan, *names: str) -> None:
     for name in names:
-        wiring.store.save_plan(plan.model_copy(update={"id": name}), plan_labels())
+        wiring.store.save_plan(plan.model_copy(update={"id": name}), plan_job())
 
 
 def test_only_its_owner_may_read_a_database(wiring: Wiring, tmp_path: Path, plan: Plan) -> None:
@@ -70,7 +70,7 @@ def test_a_file_that_may_only_be_read_is_read(
     save(wiring, plan, "plan-3")
     monkeypatch.setattr(engines.os, "access", lambda path, mode: mode != os.W_OK)
     beside = wire(wiring.settings)  # a log lies beside the file: somebody writes
-    assert [line.id for line in beside.store.list_plans().items] == ["plan-3", "plan-1"]
+    assert [line.id for line in beside.store.list().items] == ["plan-3", "plan-1"]
     beside.engine.dispose()
 
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from planner.api.jobs.leases import new_lease
 from planner.api.storage.common import encoded
 from planner.api.storage.job_records import TaskEnd
-from planner.api.storage.records import CalibrationRecord
+from planner.api.storage.tables import CalibrationRecord
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from tests.conftest import ROOT, api_keys, job_values
 from tests.served import events_of, in_process, wiring_of

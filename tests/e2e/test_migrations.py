@@ -18,13 +18,12 @@ from planner.api.storage.migrate import (
     ensure_current,
     upgrade,
 )
-from planner.api.storage.records import AuditFilter
 from planner.api.storage.store import SqlStore
 from planner.api.storage.tables import Base
 from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import ROOT, Cli, engine_of, ran
-from tests.stand_ins.records import plan_labels
+from tests.stand_ins.records import plan_job
 
 TABLES = set(Base.metadata.tables)
 
@@ -54,24 +53,24 @@ def test_a_plan_of_an_older_version_stays_and_is_listed_without_its_training(
     migrated: Engine, plan: Plan
 ) -> None:
     store = SqlStore(migrated)
-    store.save_plan(plan, plan_labels())
-    assert store.list_plans().items[0].seq_len == 8192
+    store.save_plan(plan, plan_job())
+    assert store.list().items[0].seq_len == 8192
     downgrade(migrated, "0003")
     with migrated.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM plan_layouts")) == len(plan.ranked)
     upgrade(migrated)
-    line = store.list_plans().items[0]
+    line = store.list().items[0]
     assert (line.id, line.seq_len, line.global_batch_size, line.trainer) == (plan.id, *[None] * 3)
     assert store.get_plan(plan.id) == plan
 
 
 def test_a_downgrade_keeps_events_and_deletes_nothing(migrated: Engine, plan: Plan) -> None:
     store, trail = SqlStore(migrated), SqlAuditTrail(migrated)
-    store.save_plan(plan, plan_labels())
-    before = trail.list(AuditFilter()).items
+    store.save_plan(plan, plan_job())
+    before = trail.list().items
     assert [event.action for event in before] == ["plan.made"]
     assert (downgrade(migrated, "0004"), upgrade(migrated)) == ("0004", HEAD)
-    assert trail.list(AuditFilter()).items == before
+    assert trail.list().items == before
     with pytest.raises(StoreError, match=r"stays as it is: .* what .*plan_layouts, plans holds"):
         downgrade(migrated, "base")
     assert current_revision(migrated) == HEAD

@@ -20,8 +20,7 @@ from planner.api.render import figures
 from planner.api.render.plan import energy, mass, money
 from planner.api.settings import Settings
 from planner.api.storage.job_records import TaskRecord
-from planner.api.storage.records import PlanLabels, SweepRecord
-from planner.api.storage.tables import PlanRow
+from planner.api.storage.tables import PlanRow, SweepRecord
 from planner.api.wiring import Wiring, wire
 from planner.intake.jobs import read_job
 from planner.specs.plan import Plan
@@ -224,7 +223,7 @@ def probed(tab: Page) -> dict[str, Any]:
         ranked[index] = one.model_copy(update=update)
     ident = f"{plan.id[:-1]}{'0' if plan.id[-1] != '0' else '1'}"
     found = plan.model_copy(update={"id": ident, "ranked": ranked})
-    tab.site.wiring.store.save_plan(found, PlanLabels.of(read_job(JOB), "probed"))
+    tab.site.wiring.store.save_plan(found, read_job(JOB))
     return tab.site.get(f"plans/{ident}")
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy import Engine, select
 
-from planner.api.storage.tables import IdempotencyRow, ProbeRow, TaskRow
+from planner.api.storage.tables import IdempotencyRow, ProbeRecord, TaskRecord
 from planner.api.storage.transactions import writing
 
 MOMENTS = ("heartbeat_at", "lease_until", "not_before", "started_at")
@@ -15,7 +15,7 @@ def age(engine: Engine, seconds: float) -> None:
     with writing(engine) as session:
         for kept in session.scalars(select(IdempotencyRow)):
             kept.created_at -= timedelta(seconds=seconds)
-        for table in (ProbeRow, TaskRow):
+        for table in (ProbeRecord, TaskRecord):
             for row in session.scalars(select(table)):
                 for name in MOMENTS:
                     moment = getattr(row, name)

@@ -7,8 +7,10 @@ from typing import Any
 
 from planner.api.jobs.leases import new_lease
 from planner.api.storage.job_records import Lease, ProbeRecord, TaskRecord
-from planner.api.storage.records import PlanLabels
 from planner.api.wiring import Wiring
+from planner.intake.jobs import read_job
+from planner.specs.job import Job
+from tests.conftest import JOB
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 PROBE = ProbeRecord(
@@ -37,9 +39,11 @@ def claimed(wiring: Wiring) -> TaskRecord:
     return wiring.tasks.claim(new_lease())
 
 
-def plan_labels(model: str = "llama3-8b", gpu: str = "h100-sxm-80gb") -> PlanLabels:
-    asked: dict[str, Any] = {"seq_len": 8192, "global_batch_size": 64, "trainer": "torchtitan"}
-    return PlanLabels(job_hash="0" * 64, model=model, gpu=gpu, **asked)
+def plan_job(model: str | None = None) -> Job:
+    """The job of a stored plan. model: its name, where that is odd."""
+    job = read_job(JOB)
+    named = job.model if model is None else job.model.model_copy(update={"name": model})
+    return job.model_copy(update={"model": named})
 
 
 def pages_of(read: Callable[[str | None], Any]) -> Iterator[list[str]]:

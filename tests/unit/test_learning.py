@@ -20,7 +20,8 @@ from planner.api.calibration.update import (
 from planner.api.input.belief import believe
 from planner.api.input.measurements import Stored, store_new
 from planner.api.storage.job_records import Lease, ProbeEnd, ProbeRecord
-from planner.api.storage.records import CalibrationRecord, Subject
+from planner.api.storage.records import Subject
+from planner.api.storage.tables import CalibrationRecord
 from planner.api.wiring import Wiring, wire
 from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.calibration.own_runs import PricedRun, priced

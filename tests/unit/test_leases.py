@@ -25,7 +25,7 @@ from planner.api.jobs.leases import (
 )
 from planner.api.jobs.owners import Process, has_crashed, owner, was_killed
 from planner.api.jobs.workers import TaskWorkers
-from planner.api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
+from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
 from planner.api.storage.queue import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
@@ -38,7 +38,7 @@ from planner.api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, StoreError
 from planner.specs.plan import Plan
 from tests.stand_ins.ageing import age
-from tests.stand_ins.records import NOW, plan_labels, task_record
+from tests.stand_ins.records import NOW, plan_job, task_record
 
 NOBODY = 2**22 + 1  # above the highest process id that Linux gives out
 
@@ -115,7 +115,7 @@ def test_who_slept_too_long_or_lost_the_lease_stores_no_plan(
     sleeper, store = claim(queue), SqlStore(memory)
     age(memory, LEASE_SECONDS + 1.0)
     named = plan.model_copy(update={"id": "plan-1"})
-    end = TaskEnd(state="done", plan=(named, plan_labels("m", "g")))
+    end = TaskEnd(state="done", plan=(named, plan_job()))
 
     def is_refused(words: str) -> None:
         for write in (
@@ -334,5 +334,5 @@ def test_abandoned_are_the_expired_and_the_crashed(memory: Engine, queue: SqlTas
 
     assert found(check_processes=False) == [expired.record.id]
     assert found(check_processes=True) == [expired.record.id, "plan-2"]
-    taken = [take_abandoned(queue, TaskFilter(state="running")) for _ in range(3)]
+    taken = [take_abandoned(queue) for _ in range(3)]
     assert [one and one.id for one in taken] == ["plan-2", expired.record.id, None]

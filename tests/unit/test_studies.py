@@ -52,5 +52,5 @@ def test_a_cancellation_between_two_heartbeats_is_no_less_one(
     monkeypatch.setattr("planner.api.jobs.studies._plan", cancelled_while_it_plans)
     assert run_study(wiring, study, Observer()) is not None
     assert wiring.tasks.get(study.id).state == "cancelled"
-    (line,) = wiring.store.list_plans().items
+    (line,) = wiring.store.list().items
     assert (line.id, line.status) == (study.id, "cancelled")

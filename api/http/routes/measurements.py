@@ -58,7 +58,7 @@ def list_measurements(
     wanted = filter_of(
         model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash, asked_by=asked_by
     )
-    page = wiring.measurements.list(wanted, cursor, limit)
+    page = wiring.measurements.list(cursor, limit, **wanted)
     if format == "csv" or (format is None and CSV in request.headers.get("accept", "")):
         headers = {CURSOR: page.next_cursor} if page.next_cursor is not None else {}
         return Response(to_csv(page.items), media_type=CSV, headers=headers)

@@ -5,18 +5,19 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
+from starlette.background import BackgroundTasks
 
 from planner.api.calibration.listing import calibration_page
 from planner.api.http.bodies import JSON
 from planner.api.http.metrics import MEDIA_TYPE, Metrics
-from planner.api.http.requests import Threads, answer_once, in_thread, wiring_of
+from planner.api.http.requests import Threads, in_thread
 from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
 from planner.api.http.routing import ThreadRoute, Wired
 from planner.api.http.schemas import CalibrationLine
 from planner.api.http.security import Admin, Prober, Reader
 from planner.api.jobs.queues import jobs_in, retry
 from planner.api.storage.job_records import QueuedJob
-from planner.api.storage.records import AuditEvent, AuditFilter, Page
+from planner.api.storage.records import AuditEvent, Page
 
 router = APIRouter(tags=["operations"], route_class=ThreadRoute)
 JOB = TypeAdapter(QueuedJob)
@@ -56,17 +57,12 @@ def list_queue(
 
 
 @router.post("/queue/{job_id}/retry", responses=answers(QueuedJob, 404, 409, 422, 429, 503))
-async def retry_job(request: Request, job_id: str, key: Prober) -> Response:
+def retry_job(request: Request, wiring: Wired, job_id: str, key: Prober) -> Response:
     """Gives a failed job new attempts. `Idempotency-Key` is honoured."""
-    wiring = wiring_of(request)
-
-    def work() -> Response:
-        return Response(JOB.dump_json(retry(wiring, job_id)), media_type=JSON)
-
-    answer = await answer_once(request, key, work)
+    wake = BackgroundTasks()
     for workers in request.app.state.workers:
-        workers.wake()
-    return answer
+        wake.add_task(workers.wake)
+    return Response(JOB.dump_json(retry(wiring, job_id)), media_type=JSON, background=wake)
 
 
 @router.get("/audit", responses=problems(422, 503))
@@ -83,5 +79,4 @@ def audit(
 
     Newest first. It needs the scope `admin`.
     """
-    wanted = AuditFilter(asked_by=asked_by, action=action, subject=subject)
-    return wiring.audit.list(wanted, cursor, limit)
+    return wiring.audit.list(cursor, limit, asked_by=asked_by, action=action, subject=subject)

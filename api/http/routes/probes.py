@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
+from starlette.background import BackgroundTask
 
 from planner.api.catalog import named
 from planner.api.http.bodies import JSON, CheckedByPlanner
-from planner.api.http.requests import answer_once, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, PlanProbes, ProbeDetail, ProbeLine, ProbesAccepted
@@ -28,9 +28,7 @@ from planner.api.jobs.probes import (
     probes_of_plan,
 )
 from planner.api.own_entries import with_own
-from planner.api.storage.job_records import ProbeFilter
 from planner.api.storage.records import Page
-from planner.api.wiring import Wiring
 from planner.errors import fault
 from planner.probes.campaign import ProbeRequest
 
@@ -44,18 +42,12 @@ JOB_KEYS = frozenset({"model", "cluster", "training"})
     status_code=202,
     responses=answers(ProbesAccepted, 404, 409, 422, 429, 502, 503, code=202),
 )
-async def post_probes(request: Request, key: Prober, values: ProbeJson = None) -> Response:
+def post_probes(request: Request, wiring: Wired, key: Prober, values: ProbeJson = None) -> Response:
     """A job with its layout, or the best layouts of a plan, to be measured.
 
     202: queued; follow `location`.
     """
-    wiring = wiring_of(request)
-    answer = await answer_once(request, key, lambda: _queued(wiring, with_own(wiring, values)))
-    request.app.state.probe_workers.wake()
-    return answer
-
-
-def _queued(wiring: Wiring, values: object) -> Response:
+    values = with_own(wiring, values)
     if not isinstance(values, Mapping):
         rule = "must be a mapping of keys to values"
         raise fault("body", values, rule, "send job, or plan and top_k")
@@ -71,7 +63,8 @@ def _queued(wiring: Wiring, values: object) -> Response:
     records = enqueue(wiring, asked, max_attempts=SERVICE_ATTEMPTS)
     first, ids = records[0].id, [record.id for record in records]
     body = ProbesAccepted(id=first, ids=ids).model_dump_json()
-    return Response(body, 202, {"location": f"/{PREFIX}s/{first}"}, media_type=JSON)
+    headers, wake = {"location": f"/{PREFIX}s/{first}"}, request.app.state.probe_workers.wake
+    return Response(body, 202, headers, media_type=JSON, background=BackgroundTask(wake))
 
 
 def _whole(value: object) -> int:
@@ -96,8 +89,7 @@ def list_probes(
 ) -> Page[ProbeLine]:
     """Probes, newest first. Workers end those whose runner crashed within seconds."""
     names = named({"model": model, "gpu": gpu})
-    wanted = ProbeFilter(state=state, plan_id=plan, pool=pool, **names)
-    page = wiring.probes.list(wanted, cursor, limit)
+    page = wiring.probes.list(cursor, limit, state=state, plan_id=plan, pool=pool, **names)
     lines = [ProbeLine.model_validate(record) for record in page.items]
     return Page[ProbeLine](items=lines, next_cursor=page.next_cursor)
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
+from starlette.background import BackgroundTask
 
 from planner.api.http.bodies import JSON, CheckedByPlanner
 from planner.api.http.events import ANSWER, Snapshot, of_sweep, stream
-from planner.api.http.requests import answer_once, wiring_of
 from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.security import Prober, Reader
@@ -24,7 +24,7 @@ from planner.api.http.sweep_schemas import (
 from planner.api.identity import asker
 from planner.api.input.names import sweep_id_of
 from planner.api.jobs.sweeps import add_sweep, change_sweep, run_now, sweep_detail
-from planner.api.storage.job_records import TaskFilter
+from planner.api.storage.common import told
 from planner.api.storage.records import Page, SweepState
 from planner.api.wiring import Wiring
 from planner.specs.sweep import SweepSpec
@@ -67,10 +67,9 @@ def get_sweep_events(request: Request, wiring: Wired, sweep_id: str, _: Reader) 
     GET /sweeps/{id}. Whoever comes back is sent how it stands, so nothing has to be remembered.
     """
     wiring.sweeps.get(sweep_id)
-    wanted = TaskFilter(kind="sweep", parent_id=sweep_id)
 
     def read() -> Snapshot:
-        newest = wiring.tasks.list(wanted, None, 1).items
+        newest = wiring.tasks.list(limit=1, kind="sweep", parent_id=sweep_id).items
         return of_sweep(sweep_id, newest[0] if newest else None)
 
     return stream(request, read)
@@ -83,7 +82,7 @@ def list_quarantine(
     pool: Annotated[str | None, Query(description="Only hosts of this pool.")] = None,
 ) -> list[QuarantineLine]:
     """Hosts that runs of sweeps found bad and that none uses for a day, each with the evidence."""
-    return [QuarantineLine(**one.as_dict()) for one in wiring.quarantine.active(pool)]
+    return [QuarantineLine(**told(one)) for one in wiring.quarantine.active(pool)]
 
 
 @router.delete("/quarantine/{host}", responses=problems(404, 422, 503))
@@ -102,18 +101,12 @@ def release_host(
     status_code=202,
     responses=answers(SweepRunAccepted, 404, 409, 422, 429, 503, code=202),
 )
-async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Response:
+def run_sweep_now(request: Request, wiring: Wired, sweep_id: str, key: Prober) -> Response:
     """Queues a run for the next free worker."""
-    wiring = wiring_of(request)
-
-    def work() -> Response:
-        task = run_now(wiring, wiring.sweeps.get(sweep_id), ours=False)
-        body = {"id": task.id, "sweep": sweep_id, "state": task.state}
-        return Response(json.dumps(body), 202, media_type=JSON)
-
-    answer = await answer_once(request, key, work)
-    request.app.state.task_workers.wake()
-    return answer
+    task = run_now(wiring, wiring.sweeps.get(sweep_id), ours=False)
+    body = {"id": task.id, "sweep": sweep_id, "state": task.state}
+    wake = BackgroundTask(request.app.state.task_workers.wake)
+    return Response(json.dumps(body), 202, media_type=JSON, background=wake)
 
 
 @router.post("/sweeps/{sweep_id}/pause", responses=answers(SweepDetail, 404, 409, 422, 429, 503))
