@@ -31,7 +31,10 @@ _REMEDIES = {
 
 
 def problem(request: Request, error: PlannerError) -> Response:
+    """The answer to a request that this error ends."""
     status = codes_of(error).status
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("%s %s: %s", request.method, request.url.path, error)
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
     if isinstance(error, PassingError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
@@ -87,8 +90,6 @@ def _methods(request: Request) -> set[str]:
 def install(app: FastAPI) -> None:
     @app.exception_handler(PlannerError)
     async def planner_error(request: Request, error: PlannerError) -> Response:
-        if codes_of(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(request, error)
 
     @app.exception_handler(HTTPException)

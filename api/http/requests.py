@@ -1,7 +1,7 @@
 """Where the work of a request is done, and doing a repeated POST once."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from functools import partial
 from typing import TypeVar
@@ -65,13 +65,13 @@ async def in_turn(
     *args: object,
     lane: str = PRICING,
     admitted: bool = False,
-) -> Result | PlannerError:
-    """The result of `work`, in a process when it is the key's turn (`Lane`), or its refusal.
+) -> Result:
+    """The result of `work`, in a process when it is the key's turn (`Lane`).
 
     lane: PRICING for what takes milliseconds, PLANNING for seconds.
     admitted: it waits for its turn, however many others do.
-    The process is ended when the client goes or the service stops. Raises TooManyRequestsError,
-    PlanningError and ClientDisconnect.
+    The process is ended when the client goes or the service stops. Raises what `work` raises,
+    TooManyRequestsError, PlanningError and ClientDisconnect.
     """
     chosen: Lane = request.app.state.lanes[lane]
     answers: list[Result | PlannerError] = []
@@ -107,6 +107,8 @@ async def in_turn(
         raise refused[0]
     if not answers:
         raise ClientDisconnect
+    if isinstance(answers[0], PlannerError):
+        raise answers[0]
     return answers[0]
 
 
@@ -124,13 +126,29 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def kept_answer(request: Request, key: ApiKey) -> Response | None:
-    """The answer under the request's Idempotency-Key; None where the work is to be done."""
+async def answer_after(
+    request: Request,
+    key: ApiKey,
+    ask: Callable[[], Awaitable[Result]],
+    work: Callable[[Result], Response],
+) -> Response:
+    """The answer of `work` to what `ask` found, given once as by `answer_once`.
+
+    A refusal of `ask` is an answer too. Nothing is asked where the answer was kept.
+    """
     hashes, store = await _hashes(request, key), wiring_of(request).idempotency
-    if hashes is None:
-        return None
-    kept = await in_thread(request, lambda: store.kept(*hashes))
-    return None if kept is None else _again(kept)
+    kept = None if hashes is None else await in_thread(request, lambda: store.kept(*hashes))
+    if kept is not None:
+        return _again(kept)
+    try:
+        found = await ask()
+    except PlannerError as error:
+        return await answer_once(request, key, partial(_refuse, error))
+    return await answer_once(request, key, lambda: work(found))
+
+
+def _refuse(error: PlannerError) -> Response:
+    raise error
 
 
 async def answer_once(request: Request, key: ApiKey, work: Callable[[], Response]) -> Response:

@@ -1,6 +1,7 @@
 """POST /estimate, GET /estimates/{id}."""
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
@@ -8,14 +9,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from planner.api.calibration.read import Learned, among, learned_by_gpu
 from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
-from planner.api.http.requests import (
-    answer_once,
-    idempotency_key,
-    in_thread,
-    in_turn,
-    kept_answer,
-    wiring_of,
-)
+from planner.api.http.requests import answer_after, idempotency_key, in_thread, in_turn, wiring_of
 from planner.api.http.routes.parameters import answers, problems, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, RefusedJob
@@ -32,7 +26,6 @@ from planner.api.service import (
 )
 from planner.api.settings import ApiKey
 from planner.api.storage.records import StoredEstimate
-from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 
 JSON_LINES = "application/jsonl"
@@ -64,12 +57,8 @@ async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -
         given = list(job_lines((await request.body()).splitlines()))
     if request.media_type == JSON_LINES or JSON_LINES in request.headers.get("accept", ""):
         return await _streamed(request, key, given)
-    kept = await kept_answer(request, key)
-    if kept is not None:
-        return kept
-    answers = await _priced(request, key, given)
 
-    def keep() -> Response:
+    def keep(answers: Sequence[Answer]) -> Response:
         if not isinstance(jobs, list) and isinstance(answers[0], Refusal):
             raise answers[0].error
         kept = keep_estimates(wiring, given, answers)
@@ -80,7 +69,7 @@ async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -
         headers = {"location": f"/estimates/{kept[0].id}"}
         return Response(lines[0], headers=headers, media_type=JSON)
 
-    return await answer_once(request, key, keep)
+    return await answer_after(request, key, partial(_priced, request, key, given), keep)
 
 
 async def _streamed(request: Request, key: ApiKey, jobs: Sequence[object]) -> Response:
@@ -105,10 +94,7 @@ async def _priced(
     wiring = wiring_of(request)
     learnt = await in_thread(request, lambda: learned_by_gpu(wiring, key.name))
     asked = await in_thread(request, lambda: [meant(wiring, job) for job in jobs])
-    found = await in_turn(request, key, _prices, asked, learnt, admitted=admitted)
-    if isinstance(found, PlannerError):
-        raise found
-    return found
+    return await in_turn(request, key, _prices, asked, learnt, admitted=admitted)
 
 
 def _prices(jobs: Sequence[object], learnt: Learned) -> list[Answer]:

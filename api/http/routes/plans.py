@@ -3,20 +3,22 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
+from starlette.background import BackgroundTask
 
 from planner.api.http.bodies import JSON, JobJson
 from planner.api.http.events import ANSWER, Snapshot, of_plan, stream
 from planner.api.http.lanes import PLANNING
 from planner.api.http.requests import (
     Threads,
+    answer_after,
     answer_once,
     in_thread,
     in_turn,
-    kept_answer,
     wiring_of,
 )
 from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems, with_etag
@@ -38,7 +40,7 @@ from planner.api.service import (
 from planner.api.settings import ApiKey
 from planner.api.storage.job_records import OPEN
 from planner.api.storage.records import Page, PlanLine
-from planner.errors import NotFoundError, PlannerError, SpecError
+from planner.errors import NotFoundError
 from planner.plan.explain import explain
 from planner.specs.layout import changed_fields
 from planner.specs.plan import Plan
@@ -68,52 +70,35 @@ async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Resp
 
         def queue() -> Response:
             study = ask_study(wiring, job, allow_files=False, ours=False)
-            request.app.state.task_workers.wake()
             body = PlanAccepted(id=study.id, status=study.state).model_dump_json()
-            return Response(body, 202, {"location": f"/plans/{study.id}"}, media_type=JSON)
+            wake = BackgroundTask(request.app.state.task_workers.wake)
+            headers = {"location": f"/plans/{study.id}"}
+            return Response(body, 202, headers, media_type=JSON, background=wake)
 
         return await answer_once(request, key, queue)
 
-    kept = await kept_answer(request, key)
-    if kept is not None:
-        return kept
-    found = await _planned(request, key, job)
-
-    def keep() -> Response:
-        if isinstance(found, PlannerError):
-            raise found
-        question, plan = found
+    def keep(asked: tuple[PaperQuestion, Plan]) -> Response:
+        question, plan = asked
         keep_plan(wiring, question, plan)
         headers = {"location": f"/plans/{plan.id}"}
         return Response(plan.model_dump_json(), headers=headers, media_type=JSON)
 
-    return await answer_once(request, key, keep)
+    return await answer_after(request, key, partial(_planned, request, key, job), keep)
 
 
-async def _planned(
-    request: Request, key: ApiKey, job: Any
-) -> tuple[PaperQuestion, Plan] | PlannerError:
-    """The question and its answer, or why there is none."""
+async def _planned(request: Request, key: ApiKey, job: Any) -> tuple[PaperQuestion, Plan]:
+    """The question and its answer."""
     wiring = wiring_of(request)
 
-    def ask() -> tuple[PaperQuestion, Plan | None] | PlannerError:
-        try:
-            question = ask_on_paper(wiring, job, allow_files=False, owner=key.name)
-            wiring.store.check_plans_left()
-        except SpecError as error:
-            return error
+    def ask() -> tuple[PaperQuestion, Plan | None]:
+        question = ask_on_paper(wiring, job, allow_files=False, owner=key.name)
+        wiring.store.check_plans_left()
         return question, known_plan(wiring, question)
 
-    asked = await in_thread(request, ask, Threads.WRITES)
-    if isinstance(asked, PlannerError):
-        return asked
-    question, plan = asked
+    question, plan = await in_thread(request, ask, Threads.WRITES)
     if plan is None:
-        answer = await in_turn(
-            request, key, plan_on_paper, question.values, question.calibration, lane=PLANNING
-        )
-        if isinstance(answer, PlannerError):
-            return answer
+        asked = question.values, question.calibration
+        answer = await in_turn(request, key, plan_on_paper, *asked, lane=PLANNING)
         plan = renamed(wiring, question, answer)
     return question, plan
 

@@ -1,6 +1,7 @@
 """POST /collective, POST /simulate: what a cluster and a pipeline do in time. Nothing is kept."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
@@ -8,13 +9,12 @@ from fastapi.responses import Response
 
 from planner.api.collectives import CollectiveRequest, ask_collective
 from planner.api.http.bodies import JSON, CheckedByPlanner, JobJson
-from planner.api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
+from planner.api.http.requests import answer_after, in_thread, in_turn, wiring_of
 from planner.api.http.routes.parameters import problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.security import Planner
 from planner.api.input.jobs import check_one_size, parse_job
 from planner.api.own_entries import with_own
-from planner.errors import PlannerError
 from planner.plan.timeline import timeline
 from planner.specs.collective import CollectiveAnswer
 
@@ -49,19 +49,12 @@ async def post_simulate(request: Request, key: Planner, job: JobJson = None) -> 
 
     The job's layout has pp of 2 or more.
     """
-    kept = await kept_answer(request, key)
-    if kept is not None:
-        return kept
-    wiring = wiring_of(request)
-    asked = await in_thread(request, lambda: with_own(wiring, job))
-    found = await in_turn(request, key, _trace, asked)
 
-    def work() -> Response:
-        if isinstance(found, PlannerError):
-            raise found
-        return Response(found, media_type=JSON)
+    async def trace() -> str:
+        asked = await in_thread(request, lambda: with_own(wiring_of(request), job))
+        return await in_turn(request, key, _trace, asked)
 
-    return await answer_once(request, key, work)
+    return await answer_after(request, key, trace, partial(Response, media_type=JSON))
 
 
 def _trace(job: Any) -> str:
