@@ -17,14 +17,7 @@ from planner.api.jobs.leases import Observer
 from planner.api.jobs.schedule import in_zone
 from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep
-from planner.api.jobs.sweeps import (
-    PREFIX,
-    add_sweep,
-    all_sweeps,
-    change_sweep,
-    run_now,
-    sweep_detail,
-)
+from planner.api.jobs.sweeps import PREFIX, add_sweep, change_sweep, run_now, sweep_detail
 from planner.api.jobs.webhooks import deliver_due
 from planner.api.render.charts import sweep_chart
 from planner.api.render.sweep import report_lines
@@ -99,7 +92,7 @@ def schedule(file: File, json: Json = False) -> None:
 @app.command("list")
 def list_(json: Json = False) -> None:
     """All sweeps, newest first."""
-    sweeps = list(all_sweeps(wire()))
+    sweeps = list(wire().sweeps.all())
     rows = [told(one, "id", "name", "state", "next_due_at") for one in sweeps]
     lines = (f"{one.id}  {one.state:9}  {one.name}{_next(one)}" for one in sweeps)
     tell(rows, lines, json=json)

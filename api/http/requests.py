@@ -1,5 +1,6 @@
 """Where the work of a request is done, and doing a repeated POST once."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -70,46 +71,42 @@ async def in_turn(
 
     lane: PRICING for what takes milliseconds, PLANNING for seconds.
     admitted: it waits for its turn, however many others do.
-    The process is ended when the client goes or the service stops. Raises what `work` raises,
-    TooManyRequestsError, PlanningError and ClientDisconnect.
+    The process is ended when the client goes or the service stops. Raises TooManyRequestsError,
+    PlanningError, ClientDisconnect, and the errors of `work`.
     """
     chosen: Lane = request.app.state.lanes[lane]
-    answers: list[Result | PlannerError] = []
-    refused: list[PlannerError] = []
-
-    async def ask(scope: anyio.CancelScope) -> None:
-        try:
-            answers.append(await chosen.run(key.name, _or_refusal, work, args, admitted=admitted))
-        except PlannerError as error:
-            refused.append(error)
-        scope.cancel()
-
-    async def stop(scope: anyio.CancelScope) -> None:
-        while not request.app.state.stopping.is_set():
-            await anyio.sleep(STOP_POLL_SECONDS)
-        await anyio.sleep(STOP_GRACE_SECONDS)
-        refused.append(PlanningError("the service stops; ask again in a moment"))
-        scope.cancel()
-
+    run = chosen.run(key.name, _or_refusal, work, args, admitted=admitted)
+    working = asyncio.create_task(run)
+    gone, stopped = asyncio.create_task(_gone(request)), asyncio.create_task(_stopped(request))
     started, outcome = time.perf_counter(), "failed"
     try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask, group.cancel_scope)
-            group.start_soon(stop, group.cancel_scope)
-            await _gone(request)
-            group.cancel_scope.cancel()
-        busy = refused and isinstance(refused[0], TooManyRequestsError)
-        outcome = "busy" if busy else "failed" if refused else "answered" if answers else "gone"
+        await asyncio.wait((working, gone, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and stopped.done():
+            raise PlanningError("the service stops; ask again in a moment")
+        if not working.done():
+            outcome = "gone"
+            raise ClientDisconnect
+        found: Result | PlannerError = working.result()
+        outcome = "answered"
+    except TooManyRequestsError:
+        outcome = "busy"
+        raise
     finally:
+        for task in (working, gone, stopped):
+            task.cancel()
+        await asyncio.gather(working, gone, stopped, return_exceptions=True)
         work_seconds = request.app.state.metrics.work.labels(lane, outcome)
         work_seconds.observe(time.perf_counter() - started)
-    if refused:
-        raise refused[0]
-    if not answers:
-        raise ClientDisconnect
-    if isinstance(answers[0], PlannerError):
-        raise answers[0]
-    return answers[0]
+    if isinstance(found, PlannerError):
+        raise found
+    return found
+
+
+async def _stopped(request: Request) -> None:
+    """Returns when the service stops, after the time that work nearly done may take."""
+    while not request.app.state.stopping.is_set():
+        await asyncio.sleep(STOP_POLL_SECONDS)
+    await asyncio.sleep(STOP_GRACE_SECONDS)
 
 
 def _or_refusal(work: Callable[..., Result], args: tuple[object, ...]) -> Result | PlannerError:
@@ -132,7 +129,7 @@ async def answer_after(
     ask: Callable[[], Awaitable[Result]],
     work: Callable[[Result], Response],
 ) -> Response:
-    """The answer of `work` to what `ask` found, given once as by `answer_once`.
+    """The answer of `work` to the findings of `ask`, given once as by `answer_once`.
 
     A refusal of `ask` is an answer too. Nothing is asked where the answer was kept.
     """

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
-from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
+from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 from starlette.datastructures import Headers
@@ -48,25 +48,22 @@ class Rates:
 
     def note_request(self, key: str) -> None:
         """Counts one of this key. Raises TooManyRequestsError."""
-        if not self._counts.hit(self._requests, "key", key):
-            raise self._too_many(self._requests, "key", key, f"key {key} asks too often")
+        self._note(self._requests, "key", key, f"key {key} asks too often")
 
     def note_guess(self, address: str) -> None:
         """Counts a key that is not known. Raises TooManyRequestsError.
 
         A known key is never refused for what others at its address try.
         """
-        if not self._counts.hit(self._guesses, "guess", address):
-            raise self._too_many(self._guesses, "guess", address, "too many unknown keys")
+        self._note(self._guesses, "guess", address, "too many unknown keys")
 
-    def _too_many(
-        self, limit: RateLimitItemPerSecond | RateLimitItemPerMinute, kind: str, who: str, why: str
-    ) -> TooManyRequestsError:
-        reset = self._counts.get_window_stats(limit, kind, who).reset_time
-        return TooManyRequestsError(
-            f"{why}: more than {limit.amount} in {limit.get_expiry()} s; ask again later",
-            retry_after_seconds=max(0.0, reset - time.time()),
-        )
+    def _note(self, limit: RateLimitItem, kind: str, who: str, why: str) -> None:
+        if not self._counts.hit(limit, kind, who):
+            reset = self._counts.get_window_stats(limit, kind, who).reset_time
+            raise TooManyRequestsError(
+                f"{why}: more than {limit.amount} in {limit.get_expiry()} s; ask again later",
+                retry_after_seconds=max(0.0, reset - time.time()),
+            )
 
 
 def refuse_open_door(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from planner.api.http.schemas import Pair
+from planner.api.jobs.failures import BadHostLine
 from planner.api.jobs.standing import Standing
 from planner.api.storage.job_records import JobState
 from planner.api.storage.records import SweepState
@@ -49,13 +50,6 @@ class SweepJob(BaseModel):
     new_winner: bool
     failure: str | None = None
     error: str | None = None
-
-
-class BadHostLine(BaseModel):
-    """A host that a run found bad, with the numbers."""
-
-    host: str
-    evidence: list[str]
 
 
 class DriftChange(BaseModel):

@@ -18,7 +18,7 @@ from planner.api.input.belief import checked_rows
 from planner.api.input.measurement_rows import STORED, csv_rows, json_rows
 from planner.api.input.text import check_plain, read_text
 from planner.api.own_entries import with_own
-from planner.api.storage.common import every, is_id
+from planner.api.storage.common import is_id
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError, fault
 from planner.intake.current import complete
@@ -38,7 +38,6 @@ from planner.specs.measurement import Measurement, Rung, Status
 Format = Literal["rows", "csv", "torchtitan", "megatron", "tensorboard"]
 FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "megatron", "tensorboard")
 ID_LENGTH = 64
-PAGE = 200
 ROWS = re.compile(r"\s*(?:\{|\[\s*(?:\{|\]))")  # a log may begin with a bracket too: "[rank0]:"
 OWNER_DIGITS = 8
 
@@ -259,4 +258,4 @@ def filter_of(**wanted: str | None) -> dict[str, str | None]:
 
 def all_of(wiring: Wiring, wanted: Mapping[str, str | None]) -> Iterator[Measurement]:
     """All wanted measurements, newest first, page by page."""
-    return every(lambda cursor: wiring.measurements.list(cursor, PAGE, **wanted))
+    return wiring.measurements.all(**wanted)

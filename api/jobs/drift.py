@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from planner.api.calibration.update import update_about
-from planner.api.jobs.failures import MOST_OUT, SLOW, BadHost, keep_out
+from planner.api.jobs.failures import MOST_OUT, SLOW, BadHostLine, keep_out
 from planner.api.storage.common import told
 from planner.api.storage.job_records import TaskRecord
 from planner.api.storage.records import HistoryRow
@@ -142,13 +142,13 @@ class _History:
                         statement=f"{found} since then",
                     )
 
-    def bad_hosts(self, hosts: Sequence[SlowHost]) -> list[BadHost]:
+    def bad_hosts(self, hosts: Sequence[SlowHost]) -> list[BadHostLine]:
         """Hosts that are so much slower than others that no run should use them.
 
         On the newest night too, and with software that others ran: else it may be that software.
         """
         found = [
-            BadHost(host=one.host, evidence=[self._slower(one)])
+            BadHostLine(host=one.host, evidence=[self._slower(one)])
             for one in hosts
             if one.until is None
             and one.newest is not None

@@ -38,14 +38,14 @@ MOST_UNCOUNTED = 5  # a pool that takes every probe away must not keep a run for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadHost:
-    """A host to keep out, and why: sentences with the numbers."""
+class BadHostLine:
+    """A host that a run found bad, with the numbers."""
 
     host: str
     evidence: list[str]
 
 
-def keep_out(wiring: Wiring, pool: str, bad: BadHost, run_id: str) -> None:
+def keep_out(wiring: Wiring, pool: str, bad: BadHostLine, run_id: str) -> None:
     """No run uses this host of the pool for a while. run_id: of the one that found it."""
     wiring.quarantine.add(
         pool, bad.host, seconds=OUT_SECONDS, found_by=run_id, evidence=bad.evidence
@@ -97,13 +97,13 @@ class HostWatch:
     def num_hosts(self) -> int:
         return len(self._probes)
 
-    def new_bad(self) -> list[BadHost]:
+    def new_bad(self) -> list[BadHostLine]:
         """Hosts found bad since the last time that this was asked."""
         found = []
         for host in sorted(self._touched - self.known):
             evidence = [*self._too_many_failures(host), *self._slower_than_elsewhere(host)]
             if evidence:
-                found.append(BadHost(host=host, evidence=evidence))
+                found.append(BadHostLine(host=host, evidence=evidence))
         self.known |= {one.host for one in found}
         self._touched.clear()
         return found

@@ -19,7 +19,6 @@ HEARTBEAT_SECONDS = 3.0
 AGAIN_SECONDS = 1.0  # between tries to store an end
 RUNNING_CHECKED = 200  # running jobs whose owner is looked for among this host's processes
 Record = TypeVar("Record", bound=JobRecord)
-End = TypeVar("End", bound=JobEnd)
 log = logging.getLogger("planner.leases")
 
 
@@ -42,14 +41,14 @@ class Observer:
 
 
 @dataclass
-class Claimed(Generic[Record, End]):
+class Claimed(Generic[Record]):
     """A claimed job. Inside `with`, a thread renews its lease.
 
     stop: set when somebody asks to cancel and when the lease is lost; the work then ends.
     columns: of its row, which the next heartbeat stores, such as `progress`.
     """
 
-    queue: SqlQueue[Record, End]
+    queue: SqlQueue[Record]
     record: Record
     stop: threading.Event = field(default_factory=threading.Event)
     columns: dict[str, Any] = field(default_factory=dict)
@@ -107,7 +106,7 @@ class Claimed(Generic[Record, End]):
             return True
         return False
 
-    def finish(self, end: End) -> Record:
+    def finish(self, end: JobEnd) -> Record:
         """Stores the end, and what comes with it. Raises ConflictError where the lease was lost.
 
         While the database does not answer, the end stays in hand, unless the work is to stop:
@@ -135,7 +134,7 @@ class Claimed(Generic[Record, End]):
 # ---- owners that crashed -------------------------------------------------------------------------
 
 
-def abandoned(queue: SqlQueue[Record, Any], *, check_processes: bool) -> list[Record]:
+def abandoned(queue: SqlQueue[Record], *, check_processes: bool) -> list[Record]:
     """Running jobs whose lease has expired.
 
     After the database was away, leases have as long again: nobody could renew them.
@@ -155,9 +154,7 @@ def abandoned(queue: SqlQueue[Record, Any], *, check_processes: bool) -> list[Re
     return list(found.values())
 
 
-def take_over(
-    queue: SqlQueue[Record, Any], record: Record, *, counts: bool = False
-) -> Record | None:
+def take_over(queue: SqlQueue[Record], record: Record, *, counts: bool = False) -> Record | None:
     """An abandoned job, now ours; None where somebody else was quicker, or its owner lives.
 
     That of a crashed owner is ours before its lease expires. counts: whether it is an attempt.
@@ -166,7 +163,7 @@ def take_over(
     return queue.take_over(record, new_lease(), crashed=crashed, counts=counts)
 
 
-def take_abandoned(queue: SqlQueue[Record, Any], **wanted: Any) -> Record | None:
+def take_abandoned(queue: SqlQueue[Record], **wanted: Any) -> Record | None:
     """The newest abandoned job of these columns, now ours for another attempt."""
     taken = (
         take_over(queue, one, counts=True) for one in queue.list(state=RUNNING, **wanted).items

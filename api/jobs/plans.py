@@ -20,26 +20,22 @@ def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLi
 
     A study's plan has the id and the time of its study, so it takes its place when it is made.
     """
-    return _page(wiring, wiring.store.list(cursor, limit), cursor, limit)
-
-
-def open_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLine]:
-    """Plans that probes are still spent on, newest first."""
-    return _page(wiring, Page(items=[], next_cursor=None), cursor, limit)
-
-
-def _page(wiring: Wiring, stored: Page[PlanLine], cursor: str | None, limit: int) -> Page[PlanLine]:
-    studies = [wiring.tasks.list(cursor, limit, kind="study", state=state) for state in OPEN]
+    stored, studies = wiring.store.list(cursor, limit), open_plans(wiring, cursor, limit)
     ids = {item.id for item in stored.items}
-    fresh = (task for page in studies for task in page.items if task.id not in ids)
-    lines = [*stored.items, *map(_line_of, fresh)]
+    lines = [*stored.items, *(line for line in studies.items if line.id not in ids)]
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
-    more = len(lines) > limit or any((stored.next_cursor, *(page.next_cursor for page in studies)))
+    more = len(lines) > limit or stored.next_cursor or studies.next_cursor
     last = lines[:limit][-1] if more else None
     return Page(
         items=lines[:limit],
         next_cursor=None if last is None else cursor_of(last.created_at, last.id),
     )
+
+
+def open_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLine]:
+    """Plans that probes are still spent on, newest first."""
+    studies = wiring.tasks.list(cursor, limit, kind="study", state=OPEN)
+    return Page(items=[*map(_line_of, studies.items)], next_cursor=studies.next_cursor)
 
 
 def _line_of(study: TaskRecord) -> PlanLine:

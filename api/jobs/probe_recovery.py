@@ -11,7 +11,7 @@ from planner.api.errors import lines_of
 from planner.api.jobs.leases import Claimed, Observer, abandoned, lost_workers, take_over
 from planner.api.jobs.owners import was_killed
 from planner.api.jobs.probes import OOM, end_of
-from planner.api.storage.job_records import OPEN, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.job_records import OPEN, JobEnd, ProbeRecord, TaskRecord
 from planner.api.storage.queue import LOST_WORKERS
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, NotFoundError, PlannerError, StoreError
@@ -44,7 +44,7 @@ def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecor
 @contextlib.contextmanager
 def at_work(
     wiring: Wiring, record: TaskRecord, observer: Observer
-) -> Iterator[Claimed[TaskRecord, TaskEnd]]:
+) -> Iterator[Claimed[TaskRecord]]:
     """Context of a claimed task; first ends the probes that crashed owners left running.
 
     A PlannerError inside is stored as the failure that ends the task, and raised; a StoreError
@@ -59,7 +59,7 @@ def at_work(
             raise
         except PlannerError as error:
             message = "; ".join(lines_of(error))
-            claimed.finish(TaskEnd(state="failed", failure=error.kind, message=message))
+            claimed.finish(JobEnd(state="failed", failure=error.kind, message=message))
             raise
 
 
@@ -81,7 +81,7 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
     interrupted = FailureKind.INTERRUPTED.value
     if ours.cancel_requested:
         message = "cancelled after its owner had crashed"
-        return claimed.finish(ProbeEnd(state="cancelled", failure=interrupted, message=message))
+        return claimed.finish(JobEnd(state="cancelled", failure=interrupted, message=message))
     results = () if result is None else (result.model_dump(mode="json"),)
     kind = interrupted
     message = f"its runner ({crashed.owner}) died; everything that it had started was ended"
@@ -90,7 +90,7 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
         kind, message = outcome.kind.value, outcome.message
     elif ours.max_attempts > 1:
         kind, message = LOST_WORKERS, lost_workers(ours.attempts, crashed.owner)
-    end = ProbeEnd(state="failed", results=results, failure=kind, message=message)
+    end = JobEnd(state="failed", results=results, failure=kind, message=message)
     counts = kind != LOST_WORKERS or not was_killed(crashed.owner)
     return wiring.probes.retry(ours, end, counts=counts)
 

@@ -18,8 +18,7 @@ from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.plans import job_of
 from planner.api.jobs.threads import in_thread
-from planner.api.storage.common import every
-from planner.api.storage.job_records import ProbeEnd, ProbeRecord, TaskRecord
+from planner.api.storage.job_records import JobEnd, ProbeRecord, TaskRecord
 from planner.api.storage.room import Room, check_quota
 from planner.api.storage.tasks import most_gpu_seconds
 from planner.api.wiring import Wiring
@@ -41,7 +40,6 @@ OOM, BACKEND = "oom", "backend"
 JOB_OPTIONS = ("pool", "trainer", "steps")
 # what a machine lacks for now; the job is tried again
 SHORT_OF = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-PAGE = 200  # probes read at once
 
 
 # ---- what is asked for ---------------------------------------------------------------------------
@@ -84,10 +82,16 @@ def options_of(job: Mapping[str, Any]) -> dict[str, Any]:
     return {name: own[name] for name in JOB_OPTIONS if name in own}
 
 
-def probe_of_job(values: Mapping[str, Any], *, allow_files: bool) -> list[RequestedProbe]:
+def probe_of_job(
+    values: Mapping[str, Any],
+    *,
+    allow_files: bool,
+    plan_id: str | None = None,
+    plan_rank: int | None = None,
+) -> list[RequestedProbe]:
     """The probe that the fields of a ProbeRequest ask for. Raises SpecError."""
     request, job = ProbeRequest.from_user(values, allow_files=allow_files)
-    return [RequestedProbe(request=request, job=job)]
+    return [RequestedProbe(request=request, job=job, plan_id=plan_id, plan_rank=plan_rank)]
 
 
 def probes_of_plan(
@@ -101,12 +105,11 @@ def probes_of_plan(
     if not 1 <= top_k <= len(plan.ranked):
         rule = f"the plan ranks {counted(len(plan.ranked), 'layout')}"
         raise fault("top_k", top_k, rule, f"use 1 to {len(plan.ranked)}")
-    given, best = {**options_of(plan.job), **options}, plan.ranked[:top_k]
-    made = [probe_of_job({**given, "job": job_of(plan, one)}, allow_files=False) for one in best]
-    return [
-        replace(one, plan_id=plan.id, plan_rank=entry.rank)
-        for (one,), entry in zip(made, best, strict=True)
-    ]
+    found: list[RequestedProbe] = []
+    for entry in plan.ranked[:top_k]:
+        values = {**options_of(plan.job), **options, "job": job_of(plan, entry)}
+        found += probe_of_job(values, allow_files=False, plan_id=plan.id, plan_rank=entry.rank)
+    return found
 
 
 def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool") -> Pool:
@@ -194,7 +197,7 @@ def cancel_probe(wiring: Wiring, probe_id: str) -> ProbeRecord:
 
 def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
     """All probes of a plan, a study or a run of a sweep, oldest first."""
-    return [*every(lambda cursor: wiring.probes.list(cursor, PAGE, plan_id=parent_id))][::-1]
+    return [*wiring.probes.all(plan_id=parent_id)][::-1]
 
 
 # ---- one probe -----------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ def run_probe(
             lacks = error.__cause__
             if release_when_stopped and isinstance(lacks, OSError) and lacks.errno in SHORT_OF:
                 raise lacks from error
-            end = ProbeEnd(
+            end = JobEnd(
                 state="cancelled" if watch.stop.is_set() else "failed",
                 failure=BACKEND,
                 message="; ".join(lines_of(error)),
@@ -263,7 +266,7 @@ def _doubt(measurement: Measurement) -> str | None:
     return measurement.refused or (disturbed and f"{disturbed}: it teaches nothing")
 
 
-def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str | None) -> ProbeEnd:
+def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str | None) -> JobEnd:
     """End of a probe with this answer. Out of memory is an answer: done, with its class.
 
     Numbers that cannot be true are stored as refused.
@@ -276,18 +279,18 @@ def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str |
     if failed is None:
         notes = [*answer.notes, *(note for one in measurements if (note := _doubt(one)))]
         message = "; ".join(notes) or None
-        return ProbeEnd(state="done", results=results, measurements=measurements, message=message)
+        return JobEnd(state="done", results=results, measurements=measurements, message=message)
     outcome = failed.outcome
     if isinstance(outcome, OutOfMemory):
         message = f"out of memory on rank {outcome.rank}: {outcome.message}"
         ended: Literal["done", "failed"] = "done" if answer.measurements else "failed"
-        return ProbeEnd(
+        return JobEnd(
             state=ended, results=results, measurements=measurements, failure=OOM, message=message
         )
     assert outcome.status == "failed", "what is measured has not failed"
     interrupted = outcome.kind == FailureKind.INTERRUPTED and stopped
     message = outcome.message if outcome.rank is None else f"rank {outcome.rank}: {outcome.message}"
-    return ProbeEnd(
+    return JobEnd(
         state="cancelled" if interrupted else "failed",
         results=results,
         failure=outcome.kind.value,

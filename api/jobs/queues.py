@@ -1,6 +1,7 @@
 """Both queues together, for a person: what is open, what was given up, and another try."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from planner.api.identity import asker
@@ -9,7 +10,6 @@ from planner.api.storage.common import record_of
 from planner.api.storage.job_records import OPEN, JobState, ProbeRecord, QueuedJob, TaskRecord
 from planner.api.storage.room import check_quota
 from planner.api.storage.tasks import most_gpu_seconds
-from planner.api.storage.transactions import one_transaction, writing
 from planner.api.wiring import Wiring
 from planner.errors import NotFoundError
 
@@ -35,11 +35,9 @@ def retry(wiring: Wiring, job_id: str) -> QueuedJob:
     """
     record, queue = _ours(wiring, job_id)
     who, seconds = asker(), _most_gpu_seconds(record)
-    is_probe = isinstance(record, ProbeRecord)
-    with one_transaction(queue.engine):
-        with writing(queue.engine) as session:
-            check_quota(session, who, probes=int(is_probe), gpu_seconds=seconds)
-        return line_of(queue.requeue(job_id, who.name, seconds))
+    probes = int(isinstance(record, ProbeRecord))
+    check = partial(check_quota, asker=who, probes=probes, gpu_seconds=seconds)
+    return line_of(queue.requeue(job_id, who.name, seconds, check))
 
 
 def cancel(wiring: Wiring, job_id: str) -> QueuedJob:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from planner.api.jobs.leases import Claimed
 from planner.api.jobs.probes import RequestedProbe, enqueue, run_probe
 from planner.api.jobs.threads import in_thread
-from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.job_records import ProbeRecord, TaskRecord
 from planner.api.storage.room import NoRoomError, Room
 from planner.api.wiring import Wiring
 from planner.errors import ProbeError
@@ -35,7 +35,7 @@ def room_of(pool: Pool, name: str, cluster: ClusterSpec) -> Room:
 
 
 def enqueue_in_room(
-    wiring: Wiring, requested: RequestedProbe, claimed: Claimed[TaskRecord, TaskEnd]
+    wiring: Wiring, requested: RequestedProbe, claimed: Claimed[TaskRecord]
 ) -> ProbeRecord:
     """Claims a probe of a task as soon as its pool has room.
 
@@ -61,10 +61,7 @@ def enqueue_in_room(
 
 
 def _enqueue(
-    wiring: Wiring,
-    requested: RequestedProbe,
-    claimed: Claimed[TaskRecord, TaskEnd],
-    room: Room | None,
+    wiring: Wiring, requested: RequestedProbe, claimed: Claimed[TaskRecord], room: Room | None
 ) -> ProbeRecord:
     task = claimed.record
     return enqueue(wiring, [requested], max_attempts=1, ours=True, parent=task, room=room)[0]
@@ -128,7 +125,7 @@ class SideBySide:
     wiring: Wiring
     pool: Pool
     pool_name: str
-    claimed: Claimed[TaskRecord, TaskEnd]
+    claimed: Claimed[TaskRecord]
     waits: bool = False
     # how each ends, with what was asked and what stops it
     _ends: dict[Future[ProbeRecord], tuple[RequestedProbe, threading.Event]] = field(

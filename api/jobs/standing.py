@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from planner.api.jobs.leases import Claimed, Observer
-from planner.api.storage.job_records import TaskEnd, TaskRecord
+from planner.api.storage.job_records import TaskRecord
 from planner.units import counted
 
 
@@ -54,7 +54,7 @@ class SweepProgress:
     standing: how far the run is now.
     """
 
-    claimed: Claimed[TaskRecord, TaskEnd]
+    claimed: Claimed[TaskRecord]
     observer: Observer
     standing: Callable[[], Standing]
     _last: dict[str, float] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from planner.api.jobs.probe_recovery import at_work
 from planner.api.jobs.probes import pool_of, probes_of
 from planner.api.jobs.study_probes import StudyProbes
 from planner.api.own_entries import with_own
-from planner.api.storage.job_records import OPEN, EndState, JobState, TaskEnd, TaskRecord
+from planner.api.storage.job_records import OPEN, EndState, JobEnd, JobState, TaskRecord
 from planner.api.storage.room import check_quota
 from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
@@ -107,7 +107,7 @@ def run_study(
     state: EndState = "cancelled" if claimed.cancelled else "done"
     used = sum(gpu_seconds_of(one) for one in probes_of(wiring, record.id))
     stopped = (plan.probing or {}).get("stopped")
-    claimed.finish(TaskEnd(state=state, message=stopped, plan=(plan, job), gpu_seconds=used))
+    claimed.finish(JobEnd(state=state, message=stopped, plan=(plan, job), gpu_seconds=used))
     return plan
 
 

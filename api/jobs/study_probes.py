@@ -1,7 +1,7 @@
 """Probes of a study: queues what it asks and turns the results into measurements."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.api.calibration.inputs import kernel_probes, timings_of
@@ -9,9 +9,9 @@ from planner.api.calibration.update import update_from_probes
 from planner.api.errors import lines_of
 from planner.api.jobs.leases import Claimed, Observer
 from planner.api.jobs.plans import job_with_layout, job_without_layout
-from planner.api.jobs.probes import RequestedProbe, probes_of, run_all
+from planner.api.jobs.probes import RequestedProbe, probe_of_job, probes_of, run_all
 from planner.api.jobs.side_by_side import enqueue_in_room
-from planner.api.storage.job_records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
+from planner.api.storage.job_records import ProbeRecord, TaskEvent, TaskRecord
 from planner.api.storage.records import Subject
 from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
@@ -48,7 +48,7 @@ class StudyProbes:
     wiring: Wiring
     job: Job
     observer: Observer
-    claimed: Claimed[TaskRecord, TaskEnd]
+    claimed: Claimed[TaskRecord]
     untaught: list[ProbeRecord] = field(default_factory=list)
     succeeded: set[str] = field(default_factory=set)
 
@@ -94,7 +94,8 @@ class StudyProbes:
             "emulate": question.fidelity == "emulated",
             **self.spec.model_dump(include={"pool", "trainer", "steps"}),
         }
-        parsed, job = ProbeRequest.from_user(request, allow_files=False)
+        asked = probe_of_job(request, allow_files=False, plan_id=self.claimed.record.id)[0]
+        parsed, job = asked.request, asked.job
         capacity = self.wiring.pool(parsed.pool).capacity(job.cluster)
         try:
             num_processes = Campaign.of(parsed, job, "probe-0", capacity).gpus_at_limit
@@ -105,11 +106,7 @@ class StudyProbes:
                 return Measurement(id="", created_at="", job=job, measured=numbers)
             num_processes = job.cluster.num_gpus  # it fails when its turn comes, and says why
         limit = max(1.0, min(PROBE_SECONDS, question.gpu_seconds_limit / num_processes))
-        return RequestedProbe(
-            request=parsed.model_copy(update={"time_limit_seconds": limit}),
-            job=job,
-            plan_id=self.claimed.record.id,
-        )
+        return replace(asked, request=parsed.model_copy(update={"time_limit_seconds": limit}))
 
     def _requested_kernels(self, question: Proposal) -> RequestedProbe:
         assert question.micro is not None, "kernels are asked for"
@@ -119,8 +116,7 @@ class StudyProbes:
             "pool": self.spec.pool,
             "time_limit_seconds": max(1.0, min(KERNEL_SECONDS, question.gpu_seconds_limit)),
         }
-        parsed, job = ProbeRequest.from_user(request, allow_files=False)
-        return RequestedProbe(request=parsed, job=job, plan_id=self.claimed.record.id)
+        return probe_of_job(request, allow_files=False, plan_id=self.claimed.record.id)[0]
 
     def _measurement(self, record: ProbeRecord) -> Measurement | None:
         """The record's measurement, without numbers if it failed or was interrupted.

@@ -1,36 +1,43 @@
 """The layouts that a run of a sweep measures of each job, why, and within which budget."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
+from typing import Any
 
 from planner.api.errors import lines_of
 from planner.api.jobs.plans import job_with_layout
-from planner.api.jobs.probes import RequestedProbe
+from planner.api.jobs.probes import RequestedProbe, probe_of_job
 from planner.api.jobs.schedule import is_within
+from planner.api.storage.job_records import ProbeRecord
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.errors import PlannerError
 from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.probes.campaign import ProbeRequest
 from planner.rules import legal_mask
 from planner.rules.base import Context
 from planner.specs.job import Job
 from planner.specs.layout import Layout
+from planner.specs.measurement import question_hash
 from planner.specs.sweep import SweepSpec
 from planner.trainers.registry import resolve_layout
 
 CANDIDATES = 30  # best layouts among which the least sure are sought
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One layout to measure, and why.
+@dataclass(eq=False, kw_only=True)
+class Item:
+    """One layout that a run measures, and why.
 
     requested: its probe; or why it cannot be run.
     predicted_seconds: of a step; None where the model has no number for it.
+    attempts: its probes that ended, oldest first. avoid: hosts that the next one keeps off, if it
+        confirms what was measured on them, and otherwise while enough others are left.
+    line: what is reported of it, once it is known.
+    confirms: it runs once more elsewhere, because its host is suspected to be slow.
     """
 
     job: Job
@@ -38,16 +45,25 @@ class Wanted:
     why: str
     predicted_seconds: float | None
     requested: RequestedProbe | str
+    attempts: list[ProbeRecord] = field(default_factory=list)
+    avoid: frozenset[str] = frozenset()
+    line: dict[str, Any] | None = None
+    confirms: bool = False
+
+    @cached_property
+    def key(self) -> tuple[str, str]:
+        """(question, layout) of the request."""
+        return question_hash(self.job), self.layout.short()
 
 
-def wanted_of(
+def items_of(
     spec: SweepSpec,
     job: Job,
     *,
     ports: Ports,
     calibration: Callable[[], Calibration | None],
     run_id: str,
-) -> Iterator[Wanted]:
+) -> Iterator[Item]:
     """Baseline layouts first: changes are seen by them. Each layout once.
 
     Raises what planning raises, where the sweep asks for layouts of the plan.
@@ -69,7 +85,7 @@ def wanted_of(
     ):
         if layout not in seen:
             seen.add(layout)
-            yield Wanted(
+            yield Item(
                 job=job,
                 layout=layout,
                 why=why,
@@ -113,10 +129,9 @@ def _requested(spec: SweepSpec, job: Job, layout: Layout, run_id: str) -> Reques
         "time_limit_seconds": spec.time_limit_seconds,
     }
     try:
-        parsed, own_job = ProbeRequest.from_user(request, allow_files=False)
+        return probe_of_job(request, allow_files=False, plan_id=run_id)[0]
     except PlannerError as error:
         return "; ".join(lines_of(error))
-    return RequestedProbe(request=parsed, job=own_job, plan_id=run_id)
 
 
 @dataclass(slots=True)

@@ -2,45 +2,22 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.api.errors import StoredError
-from planner.api.jobs.failures import BadHost, hosts_of, step_of
+from planner.api.jobs.failures import BadHostLine, hosts_of, step_of
 from planner.api.jobs.study_probes import IMPLAUSIBLE
-from planner.api.jobs.sweep_layouts import SpentByRun, Wanted
-from planner.api.storage.job_records import ProbeRecord, TaskRecord
+from planner.api.jobs.sweep_layouts import Item, SpentByRun
+from planner.api.storage.job_records import TaskRecord
 from planner.api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job
-from planner.specs.measurement import Measurement, question_hash
+from planner.specs.measurement import Measurement
 from planner.units import counted
 
 CHANGED = 0.03  # relative change of a step that the headline counts; a judgement
 Line = dict[str, Any]
-
-
-@dataclass(eq=False, kw_only=True)
-class Item:
-    """A layout of a run.
-
-    attempts: its probes that ended, oldest first. avoid: hosts that the next one keeps off, if it
-        confirms what was measured on them, and otherwise while enough others are left.
-    line: what is reported of it, once it is known.
-    confirms: it runs once more elsewhere, because its host is suspected to be slow.
-    """
-
-    wanted: Wanted
-    attempts: list[ProbeRecord] = field(default_factory=list)
-    avoid: frozenset[str] = frozenset()
-    line: Line | None = None
-    confirms: bool = False
-
-    @cached_property
-    def key(self) -> tuple[str, str]:
-        """(question, layout) of the request."""
-        return question_hash(self.wanted.job), self.wanted.layout.short()
 
 
 @dataclass(kw_only=True)
@@ -53,17 +30,13 @@ class JobOfRun:
     error: str | None = None
 
 
-def line_of(
-    wiring: Wiring, run: TaskRecord, wanted: Wanted, attempts: Sequence[ProbeRecord], why_not: str
-) -> Line:
-    """The report on one layout.
-
-    attempts: oldest first. why_not: why there is none, where there is none.
-    """
+def line_of(wiring: Wiring, run: TaskRecord, item: Item, why_not: str) -> Line:
+    """The report on one layout. why_not: why nothing was attempted, where nothing was."""
+    attempts = item.attempts
     line: Line = {
-        "layout": wanted.layout.short(),
-        "why": wanted.why,
-        "predicted_step_seconds": wanted.predicted_seconds,
+        "layout": item.layout.short(),
+        "why": item.why,
+        "predicted_step_seconds": item.predicted_seconds,
         "status": "skipped",
         "step_seconds": None,
         "change": None,
@@ -71,8 +44,8 @@ def line_of(
         "message": None,
         "attempts": len(attempts),
     }
-    if isinstance(wanted.requested, str):
-        return {**line, "failure": SpecError.kind, "message": wanted.requested}
+    if isinstance(item.requested, str):
+        return {**line, "failure": SpecError.kind, "message": item.requested}
     if not attempts:
         return {**line, "message": why_not}
     measured = [one for one in attempts if one.measurement_id is not None]
@@ -120,7 +93,7 @@ def report_of(
     run: TaskRecord,
     run_jobs: Sequence[JobOfRun],
     spent: SpentByRun,
-    bad: Sequence[BadHost],
+    bad: Sequence[BadHostLine],
 ) -> dict[str, Any]:
     newest = _jobs_before(wiring, run)
     jobs = [_job(one, index, newest) for index, one in enumerate(run_jobs)]

@@ -11,7 +11,7 @@ from planner.api.errors import lines_of
 from planner.api.jobs.drift import with_drift
 from planner.api.jobs.failures import (
     MOST_OUT,
-    BadHost,
+    BadHostLine,
     HostWatch,
     hosts_of,
     keep_out,
@@ -23,11 +23,11 @@ from planner.api.jobs.probe_recovery import at_work, recover
 from planner.api.jobs.probes import probes_of, run_all
 from planner.api.jobs.side_by_side import NO_ROOM_WANTED, SideBySide
 from planner.api.jobs.standing import Standing, SweepProgress
-from planner.api.jobs.sweep_layouts import SpentByRun, wanted_of
-from planner.api.jobs.sweep_report import Item, JobOfRun, line_of, report_of
+from planner.api.jobs.sweep_layouts import Item, SpentByRun, items_of
+from planner.api.jobs.sweep_report import JobOfRun, line_of, report_of
 from planner.api.jobs.sweeps import check_sweep
 from planner.api.render.sweep import sweep_line
-from planner.api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.job_records import OPEN, JobEnd, ProbeRecord, TaskRecord
 from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring
 from planner.errors import PlannerError, StoreError
@@ -65,7 +65,7 @@ def run_sweep(
     if release_when() and not claimed.cancelled:
         return claimed.release()
     return claimed.finish(
-        TaskEnd(
+        JobEnd(
             state="cancelled" if observer.stop.is_set() else "done",
             result=report,
             gpu_seconds=report["gpu_seconds"],
@@ -81,7 +81,7 @@ class SweepRun:
     wiring: Wiring
     spec: SweepSpec
     observer: Observer
-    claimed: Claimed[TaskRecord, TaskEnd]
+    claimed: Claimed[TaskRecord]
     spent: SpentByRun = field(default_factory=SpentByRun)
     layouts: int = 0
     failures: int = 0
@@ -90,7 +90,7 @@ class SweepRun:
     _running: dict[str, Item] = field(default_factory=dict)
     _before: dict[tuple[str, str], list[ProbeRecord]] = field(default_factory=dict)
     _hosts: HostWatch = field(default_factory=HostWatch)
-    _bad: list[BadHost] = field(default_factory=list)
+    _bad: list[BadHostLine] = field(default_factory=list)
     _out: frozenset[str] = frozenset()
     _measured: set[tuple[str, str]] = field(default_factory=set)  # trainers on GPUs
 
@@ -158,7 +158,7 @@ class SweepRun:
         )
         run = self.claimed.record
         try:
-            chosen = wanted_of(
+            chosen = items_of(
                 self.spec,
                 job,
                 ports=self.wiring.ports,
@@ -167,7 +167,7 @@ class SweepRun:
                 ),
                 run_id=run.id,
             )
-            one.items = [Item(wanted=wanted) for wanted in chosen]
+            one.items = list(chosen)
         except StoreError:
             raise
         except PlannerError as error:
@@ -175,7 +175,7 @@ class SweepRun:
             self.failures += 1
             return
         for item in one.items:
-            if isinstance(item.wanted.requested, str):
+            if isinstance(item.requested, str):
                 self._end(item)
                 continue
             for record in self._before.pop(item.key, []):
@@ -227,14 +227,14 @@ class SweepRun:
             self._hosts.known |= self._out
         while self._pending:
             item = self._pending[0]
-            assert not isinstance(item.wanted.requested, str), "what cannot run is not pending"
+            assert not isinstance(item.requested, str), "what cannot run is not pending"
             running, now = self._bench.running, self.wiring.sweeps.now
-            limited = self.spent.limited(item.wanted.requested, self.spec, running, now)
+            limited = self.spent.limited(item.requested, self.spec, running, now)
             if isinstance(limited, str):
                 if not self._running:
                     self._give_up(limited)
                 return
-            say = self.claimed.reporter(item.wanted.layout.short(), self.observer)
+            say = self.claimed.reporter(item.layout.short(), self.observer)
             avoid, rather_not = self._out, item.avoid
             if item.confirms:  # on the same host it would tell nothing
                 avoid, rather_not = avoid | item.avoid, frozenset()
@@ -262,7 +262,7 @@ class SweepRun:
 
     def _end(self, item: Item, why: str = "") -> None:
         first = item.line is None
-        item.line = line_of(self.wiring, self.claimed.record, item.wanted, item.attempts, why)
+        item.line = line_of(self.wiring, self.claimed.record, item, why)
         if first:
             self.layouts += 1
             self.failures += item.line["status"] in ("failed", "oom")
@@ -276,8 +276,8 @@ class SweepRun:
         if record.measurement_id is None:
             self._hosts.failed(item.key, hosts, record.failure)
         else:
-            self._measured.add((item.wanted.job.training.trainer, record.gpu))
-            self._hosts.measured(item.key, hosts, seconds, item.wanted.predicted_seconds)
+            self._measured.add((item.job.training.trainer, record.gpu))
+            self._hosts.measured(item.key, hosts, seconds, item.predicted_seconds)
         for bad in self._hosts.new_bad():
             if len(self._hosts.known) > MOST_OUT * self._hosts.num_hosts:
                 continue

@@ -1,7 +1,6 @@
 """Sweeps as both edges keep them: stored, scheduled, paused, cancelled; `sweep_runs` runs them."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,7 +15,7 @@ from planner.api.jobs.probes import pool_of
 from planner.api.jobs.schedule import next_due, window_of
 from planner.api.jobs.webhooks import check_webhook
 from planner.api.own_entries import with_own
-from planner.api.storage.common import every, readable, told
+from planner.api.storage.common import readable, told
 from planner.api.storage.job_records import TaskRecord
 from planner.api.storage.records import SweepState
 from planner.api.storage.room import check_quota
@@ -31,7 +30,6 @@ from planner.units import DAY
 
 log = logging.getLogger("planner.sweeps")
 PREFIX, RUN_PREFIX = "sweep", "sweep-run"
-PAGE = 200
 MISSED_SECONDS = 3600.0  # a scheduled time this long past was missed
 
 
@@ -206,10 +204,6 @@ def _task(wiring: Wiring, sweep: SweepRecord, due_at: datetime) -> TaskRecord:
 
 
 # ---- reading -------------------------------------------------------------------------------------
-
-
-def all_sweeps(wiring: Wiring) -> Iterator[SweepRecord]:
-    return every(lambda cursor: wiring.sweeps.list(cursor, PAGE))
 
 
 def sweep_detail(wiring: Wiring, sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from planner.api.calibration.update import update_from_probes
 from planner.api.errors import UnavailableError
@@ -23,15 +23,7 @@ from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import schedule_due
 from planner.api.jobs.threads import in_thread
 from planner.api.jobs.webhooks import deliver_due
-from planner.api.storage.job_records import (
-    OPEN,
-    JobEnd,
-    JobRecord,
-    ProbeEnd,
-    ProbeRecord,
-    TaskEnd,
-    TaskRecord,
-)
+from planner.api.storage.job_records import OPEN, JobEnd, JobRecord, ProbeRecord, TaskRecord
 from planner.api.storage.queue import LOST_WORKERS, SqlQueue
 from planner.api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError, StoreError
@@ -42,10 +34,13 @@ IDLE_SECONDS = 2.0
 PRUNE_SECONDS = HOUR  # between two prunings of the audit trail
 MACHINE = "machine"  # the failure of a job that the machine could not run
 Record = TypeVar("Record", bound=JobRecord)
-End = TypeVar("End", bound=JobEnd)
 
 
-class Workers(ABC, Generic[Record, End]):
+def failed(failure: str, message: str) -> JobEnd:
+    return JobEnd(state="failed", failure=failure, message=message)
+
+
+class Workers(ABC, Generic[Record]):
     """Threads that claim and run one job after the other; a stop puts what runs back.
 
     Work that talks to the outside (`_errands`) has a thread each, so that nothing out there,
@@ -57,7 +52,6 @@ class Workers(ABC, Generic[Record, End]):
 
     noun: ClassVar[str]
     bug: ClassVar[str]
-    end_class: ClassVar[type[JobEnd]]
 
     def __init__(
         self, wiring: Wiring, number: int, report: Callable[[str], None] = lambda _: None
@@ -104,7 +98,7 @@ class Workers(ABC, Generic[Record, End]):
 
     @property
     @abstractmethod
-    def queue(self) -> SqlQueue[Record, End]:
+    def queue(self) -> SqlQueue[Record]:
         """Where they claim. Raises StoreError while the database is down or not migrated."""
 
     def _claim_next(self) -> Record | None:
@@ -134,11 +128,6 @@ class Workers(ABC, Generic[Record, End]):
     @abstractmethod
     def _about(self, record: Record) -> str:
         """One-line description of the job."""
-
-    def _failed(self, failure: str, message: str) -> End:
-        """How a failed job ends."""
-        end: Any = self.end_class(state="failed", failure=failure, message=message)
-        return end  # type: ignore[no-any-return]
 
     def _serve(self) -> None:
         while not self._stop.is_set():
@@ -170,7 +159,7 @@ class Workers(ABC, Generic[Record, End]):
                 self._unreleased.append(record)
             elif not isinstance(error, ConflictError):  # then it is somebody else's
                 with contextlib.suppress(PlannerError):
-                    self.queue.retry(record, self._failed(error.kind, str(error)))
+                    self.queue.retry(record, failed(error.kind, str(error)))
         except PlannerError as error:
             self.log.warning("%s: %s", record.id, error)
         except Exception as error:
@@ -190,11 +179,11 @@ class Workers(ABC, Generic[Record, End]):
         if isinstance(error, OSError) and error.errno in SHORT_OF:
             message = f"{error.strerror}: {error.filename or 'no file named'}"
             self.log.warning("%s: %s", record.id, message)
-            self.queue.retry(record, self._failed(MACHINE, message))
+            self.queue.retry(record, failed(MACHINE, message))
         else:
             self.log.exception("%s: a bug of ours", record.id, exc_info=error)
             message = f"a bug of ours: {type(error).__name__}: {error}"
-            self.queue.finish(record, self._failed(self.bug, message))
+            self.queue.finish(record, failed(self.bug, message))
 
     def _release_the_given_up(self) -> None:
         """Puts back the jobs that the database, when it failed, did not take; no attempt counts."""
@@ -204,17 +193,17 @@ class Workers(ABC, Generic[Record, End]):
             self._unreleased.pop()
 
 
-class TaskWorkers(Workers[TaskRecord, TaskEnd]):
+class TaskWorkers(Workers[TaskRecord]):
     """Workers that schedule sweeps, queue abandoned tasks again, and run studies and sweeps.
 
     Beside it they call webhooks, end abandoned probes and prune the audit trail.
     """
 
-    noun, bug, end_class = "task", "bug", TaskEnd
+    noun, bug = "task", "bug"
     _pruned_at = -math.inf
 
     @property
-    def queue(self) -> SqlQueue[TaskRecord, TaskEnd]:
+    def queue(self) -> SqlQueue[TaskRecord]:
         return self.wiring.tasks
 
     def _claim_next(self) -> TaskRecord | None:
@@ -228,7 +217,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
         for task in abandoned(self.queue, check_processes=True):
             ours = take_over(self.queue, task)
             if ours is not None:
-                end = self._failed(LOST_WORKERS, lost_workers(task.attempts, task.owner))
+                end = failed(LOST_WORKERS, lost_workers(task.attempts, task.owner))
                 self.queue.retry(ours, end, counts=not was_killed(task.owner))
 
     def _errands(self) -> Sequence[Callable[[], object]]:
@@ -262,13 +251,13 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
         return f"a study of {model} on {num_gpus} {gpu}"
 
 
-class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
+class ProbeWorkers(Workers[ProbeRecord]):
     """Workers that end abandoned probes, measure queued ones, and update the calibration."""
 
-    noun, bug, end_class = "probe", BACKEND, ProbeEnd
+    noun, bug = "probe", BACKEND
 
     @property
-    def queue(self) -> SqlQueue[ProbeRecord, ProbeEnd]:
+    def queue(self) -> SqlQueue[ProbeRecord]:
         return self.wiring.probes
 
     def _errands(self) -> Sequence[Callable[[], object]]:
@@ -284,7 +273,7 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
 
 def is_idle(wiring: Wiring) -> bool:
     """Whether nothing is queued, running or due, and no webhook is to be called yet."""
-    for state in OPEN:
-        if any(queue.list(limit=1, state=state).items for queue in (wiring.tasks, wiring.probes)):
+    for queue in (wiring.tasks, wiring.probes):
+        if queue.list(limit=1, state=OPEN).items:
             return False
     return not wiring.sweeps.due(wiring.sweeps.now()) and not wiring.tasks.untold()

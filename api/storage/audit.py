@@ -59,8 +59,8 @@ class SqlAuditTrail(TableStore[AuditEvent]):
     def item(self, row: AuditRow) -> AuditEvent:
         return record_of(AuditEvent, row)
 
-    def place(self, cursor: str) -> tuple[int]:
-        place = decoded(cursor)
-        if not place.isascii() or not place.isdigit() or len(place) > 18:
+    def values_at(self, cursor: str) -> tuple[int]:
+        number = decoded(cursor)
+        if not number.isascii() or not number.isdigit() or len(number) > 18:
             raise unknown_cursor(cursor)
-        return (int(place),)
+        return (int(number),)

@@ -32,7 +32,7 @@ class Base(DeclarativeBase):
 
 
 class RecordBase(MappedAsDataclass, Base, kw_only=True):
-    """A table whose rows are what the stores answer.
+    """A table whose rows are the answers of its store.
 
     A row that a session has given, or taken, is detached from it at its end: a value like others.
     """

@@ -111,7 +111,7 @@ class Store:
 class TableStore(Store, Generic[Item]):
     """The items of one table, newest first.
 
-    what: the name of an item in messages. where: how a user lists them.
+    what: name of an item in messages. where: how a user lists them.
     order: columns by which lists go.
     columns: names of those that a list loads; all where none is given.
     """
@@ -140,15 +140,17 @@ class TableStore(Store, Generic[Item]):
             return self.item(self.row(session, row_id))
 
     def asked_by(self, row_id: str) -> str | None:
-        """Its owner, also where it cannot be read. Raises NotFoundError."""
+        """Owner of an item, also of one that cannot be read. Raises NotFoundError."""
         with reading(self.engine) as session:
             owner: str | None = self.row(session, row_id).asked_by
         return owner
 
-    def list(self, cursor: str | None = None, limit: int = 50, **wanted: str | None) -> Page[Item]:
+    def list(
+        self, cursor: str | None = None, limit: int = 50, **wanted: str | tuple[str, ...] | None
+    ) -> Page[Item]:
         """At most `limit` items after the cursor, but for those that this version cannot read.
 
-        wanted: columns and their values; None is any. Raises SpecError.
+        wanted: columns and the value or values of each; None is any. Raises SpecError.
         """
         check_limit(limit)
         table = self.table
@@ -158,9 +160,10 @@ class TableStore(Store, Generic[Item]):
             query = query.options(load_only(*(getattr(table, name) for name in self.columns)))
         for name, value in wanted.items():
             if value is not None:
-                query = query.where(getattr(table, name) == plain_text(value))
+                values = (value,) if isinstance(value, str) else value
+                query = query.where(getattr(table, name).in_([*map(plain_text, values)]))
         if cursor is not None:
-            query = query.where(tuple_(*order) < tuple_(*self.place(cursor)))
+            query = query.where(tuple_(*order) < tuple_(*self.values_at(cursor)))
         with reading(self.engine) as session:
             rows = session.scalars(query.limit(limit + 1)).all()
             last = rows[limit - 1] if len(rows) > limit else None
@@ -169,19 +172,18 @@ class TableStore(Store, Generic[Item]):
                 next_cursor=last and cursor_of(*(getattr(last, name) for name in self.order)),
             )
 
-    def place(self, cursor: str) -> tuple[Any, ...]:
+    def all(self, **wanted: str | tuple[str, ...] | None) -> Iterator[Item]:
+        """All items that `list` gives, page after page."""
+        cursor = None
+        while True:
+            page = self.list(cursor, MAX_PAGE, **wanted)
+            yield from page.items
+            if (cursor := page.next_cursor) is None:
+                return
+
+    def values_at(self, cursor: str) -> tuple[Any, ...]:
         """Values of `order` in the row before the page. Raises SpecError."""
         return read_cursor(cursor)
-
-
-def every(read: Callable[[str | None], Page[Item]]) -> Iterator[Item]:
-    """All items of a list, page after page. read: gives the page after a cursor."""
-    cursor = None
-    while True:
-        page = read(cursor)
-        yield from page.items
-        if (cursor := page.next_cursor) is None:
-            return
 
 
 def check_limit(limit: int) -> None:
@@ -190,10 +192,10 @@ def check_limit(limit: int) -> None:
         raise fault("limit", limit, f"must be 1 to {MAX_PAGE}", "ask for more pages instead")
 
 
-def cursor_of(*place: object) -> str:
+def cursor_of(*values: object) -> str:
     """Where the page after the row of these values starts."""
     return encoded(
-        "|".join(one.isoformat() if isinstance(one, datetime) else str(one) for one in place)
+        "|".join(one.isoformat() if isinstance(one, datetime) else str(one) for one in values)
     )
 
 

@@ -41,7 +41,7 @@ class Lease:
 
 
 class JobRecord(RecordBase, kw_only=True):
-    """A job of a queue: what every kind has in common, a state and a lease on it.
+    """A job of a queue, of whatever kind: its state, and a lease on it.
 
     request: what was asked.
     asked_by: name of the key that asked for it, "cli:USER" for the command line; None of older
@@ -81,14 +81,23 @@ class JobRecord(RecordBase, kw_only=True):
     priority: Mapped[int] = mapped_column(Integer, server_default="0", default=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """End of a job. gpu_seconds: used by it, where that is known."""
+    """End of a job, and its results, which are stored in the same transaction.
+
+    gpu_seconds: used by it, where that is known.
+    results, measurements: of a probe.
+    result: the report of a sweep's run. plan: of a study, and its job.
+    """
 
     state: EndState
     failure: str | None = None
     message: str | None = None
     gpu_seconds: float | None = None
+    results: tuple[Mapping[str, Any], ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    result: Mapping[str, Any] | None = None
+    plan: tuple[Plan, Job] | None = None
 
 
 class ProbeRecord(JobRecord, kw_only=True):
@@ -122,14 +131,6 @@ class ProbeRecord(JobRecord, kw_only=True):
         String(ID_LENGTH), ForeignKey("measurements.id"), default=None
     )
     devices: Mapped[int | None] = mapped_column(Integer, default=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeEnd(JobEnd):
-    """The result of a probe; its measurements are stored in the same transaction."""
-
-    results: tuple[Mapping[str, Any], ...] = ()
-    measurements: tuple[Measurement, ...] = ()
 
 
 class TaskRecord(JobRecord, kw_only=True):
@@ -177,14 +178,6 @@ class TaskEvent(RecordBase, kw_only=True):
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     created_at: Mapped[datetime]
     body: Mapped[dict[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskEnd(JobEnd):
-    """End of a task. plan: of a study, and its job; stored in the same transaction."""
-
-    result: Mapping[str, Any] | None = None
-    plan: tuple[Plan, Job] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

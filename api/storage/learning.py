@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from planner.api.storage.common import plain_text
+from planner.api.storage.common import plain_text, record_of
 from planner.api.storage.records import LearningInputs, RunRow, Subject
 from planner.api.storage.tables import (
     CalibrationRecord,
@@ -121,13 +121,7 @@ def read_inputs(
         stale, query = without_stale(session, subject, query, chosen)
         query = query.limit(MOST_RUNS)
         runs = tuple(
-            RunRow(
-                id=row.id,
-                created_at=row.created_at,
-                layout=f"{row.job_hash}{row.layout_hash}",
-                step_seconds=row.step_seconds,
-                priced=row.document,
-            )
+            record_of(RunRow, row, layout=f"{row.job_hash}{row.layout_hash}", priced=row.document)
             for row in session.execute(query)
         )
     kernels = tuple(session.scalars(_kernel_probes(subject.gpu)))

@@ -14,7 +14,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
 from sqlalchemy.orm import Session
@@ -40,7 +40,6 @@ LOST_WORKERS = "lost_workers"  # the failure of a job that took down every worke
 MOST_LOSSES = 10  # workers that may be killed under a job before each counts against it
 LONGEST_LEASE_SECONDS = 60.0  # one that lasts longer was taken before the clock was put back
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 2.0, 300.0  # before a second attempt, before any
-End = TypeVar("End", bound=JobEnd)
 Check = Callable[[Session], None]
 
 
@@ -53,7 +52,7 @@ def delay_seconds(attempts: int, chance: float) -> float:
     return most * (0.5 + 0.5 * chance)
 
 
-class SqlQueue(FencedStore[Record], Generic[Record, End]):
+class SqlQueue(FencedStore[Record]):
     """A queue on one table. Whoever claimed a job last may write it; anyone else: ConflictError."""
 
     texts: ClassVar[tuple[str, ...]] = ()  # columns that a user's words go into
@@ -63,11 +62,11 @@ class SqlQueue(FencedStore[Record], Generic[Record, End]):
         self.away_at = -math.inf  # on the monotonic clock, when the database last gave no answer
 
     @abstractmethod
-    def _end_values(self, session: Session, claimed: Record, end: End) -> dict[str, Any]:
+    def _end_values(self, session: Session, claimed: Record, end: JobEnd) -> dict[str, Any]:
         """The columns that an end sets beside the common ones; adds the rows stored with it."""
 
     @abstractmethod
-    def _used_gpu_seconds(self, record: Record, end: End) -> float | None:
+    def _used_gpu_seconds(self, record: Record, end: JobEnd) -> float | None:
         """GPU-seconds that an ended job used."""
 
     def add(
@@ -167,12 +166,12 @@ class SqlQueue(FencedStore[Record], Generic[Record, End]):
             row = self.write(session, claimed, {**columns, **renewed}, expired=True)
             return bool(row.cancel_requested)
 
-    def finish(self, claimed: Record, end: End) -> Record:
+    def finish(self, claimed: Record, end: JobEnd) -> Record:
         """Ends the job and stores its result, all or nothing, while the lease lasts."""
         with writing(self.engine) as session:
             return self._finish(session, claimed, end)
 
-    def _finish(self, session: Session, claimed: Record, end: End) -> Record:
+    def _finish(self, session: Session, claimed: Record, end: JobEnd) -> Record:
         message = None if end.message is None else plain_text(end.message, MESSAGE_CHARACTERS)
         values = {
             "state": end.state,
@@ -200,7 +199,7 @@ class SqlQueue(FencedStore[Record], Generic[Record, End]):
         with writing(self.engine) as session:
             return self.write(session, claimed, values)
 
-    def retry(self, claimed: Record, end: End, *, counts: bool = True) -> Record:
+    def retry(self, claimed: Record, end: JobEnd, *, counts: bool = True) -> Record:
         """Puts it back into the queue for its next attempt, after a delay.
 
         end: how it ends instead where no attempt is left, or somebody asked to cancel it.
@@ -221,12 +220,19 @@ class SqlQueue(FencedStore[Record], Generic[Record, End]):
             }
             return self.write(session, claimed, values)
 
-    def requeue(self, job_id: str, by: str | None, gpu_seconds: float | None = None) -> Record:
+    def requeue(
+        self,
+        job_id: str,
+        by: str | None,
+        gpu_seconds: float | None = None,
+        check: Check = lambda _: None,
+    ) -> Record:
         """Gives a failed job new attempts. Raises NotFoundError; ConflictError for any other.
 
-        gpu_seconds: the most that they may use.
+        gpu_seconds: the most that they may use. check: as of `add`.
         """
         with writing(self.engine) as session:
+            check(session)
             row: Record = self.row(session, job_id, lock=True)
             if row.state != FAILED:
                 now = f"{self.what} {job_id} is {row.state}"
@@ -271,7 +277,7 @@ class SqlQueue(FencedStore[Record], Generic[Record, End]):
 
 
 def whole(session: Session, row: Record) -> Record:
-    """The row with what the database made of it, such as its times."""
+    """The row as the database has it, with times by its clock."""
     session.flush()
     session.refresh(row)
     return row

@@ -15,10 +15,9 @@ from planner.api.storage.job_records import (
     OPEN,
     QUEUED,
     RUNNING,
+    JobEnd,
     JobState,
-    ProbeEnd,
     ProbeRecord,
-    TaskEnd,
     TaskEvent,
     TaskRecord,
 )
@@ -33,7 +32,7 @@ KEPT_EVENTS = 10_000
 MOST_RANKS = 3  # that an emulation runs, one after the other
 
 
-class SqlTaskStore(SqlQueue[TaskRecord, TaskEnd]):
+class SqlTaskStore(SqlQueue[TaskRecord]):
     """Studies and runs of sweeps; a study's plan is stored with its end."""
 
     table, what, where = TaskRecord, "task", "GET /sweeps or GET /plans lists them"
@@ -94,7 +93,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskEnd]):
         take_turns(session, f"runs of {row.parent_id}")
         return bool(session.scalar(select(_runs_already(literal(row.parent_id)))))
 
-    def _end_values(self, session: Session, claimed: TaskRecord, end: TaskEnd) -> dict[str, Any]:
+    def _end_values(self, session: Session, claimed: TaskRecord, end: JobEnd) -> dict[str, Any]:
         # a plan of this id was stored by an earlier owner, of a version that stored it apart
         if end.plan is not None and session.get(PlanRow, end.plan[0].id) is None:
             add_plan(session, *end.plan, end.state, claimed.asked_by)
@@ -103,7 +102,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskEnd]):
         notify = {"notify_at": database_time(), "notified": 0} if told else {}
         return {"result": result, "pool": None, "wants_gpus": None, **notify}
 
-    def _used_gpu_seconds(self, record: TaskRecord, end: TaskEnd) -> float | None:
+    def _used_gpu_seconds(self, record: TaskRecord, end: JobEnd) -> float | None:
         return end.gpu_seconds
 
 
@@ -164,13 +163,13 @@ def gpu_seconds_of(record: ProbeRecord) -> float:
     return min((record.finished_at - record.started_at).total_seconds() * gpus, most)
 
 
-class SqlProbeStore(SqlQueue[ProbeRecord, ProbeEnd]):
+class SqlProbeStore(SqlQueue[ProbeRecord]):
     """Probes; their measurements are stored with their end."""
 
     table, what, where = ProbeRecord, "probe", "GET /probes lists them"
     texts = ("model", "gpu", "layout", "pool")
 
-    def _end_values(self, session: Session, claimed: ProbeRecord, end: ProbeEnd) -> dict[str, Any]:
+    def _end_values(self, session: Session, claimed: ProbeRecord, end: JobEnd) -> dict[str, Any]:
         session.add_all(measurement_row(measurement) for measurement in end.measurements)
         flush_new(session, ", ".join(measurement.id for measurement in end.measurements[:3]))
         return {
@@ -178,5 +177,5 @@ class SqlProbeStore(SqlQueue[ProbeRecord, ProbeEnd]):
             "measurement_id": end.measurements[0].id if end.measurements else None,
         }
 
-    def _used_gpu_seconds(self, record: ProbeRecord, end: ProbeEnd) -> float | None:
+    def _used_gpu_seconds(self, record: ProbeRecord, end: JobEnd) -> float | None:
         return gpu_seconds_of(record) if "time_limit_seconds" in record.request else None

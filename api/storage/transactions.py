@@ -1,8 +1,8 @@
 """Sessions of the stores, and several stores' writes in one transaction.
 
 A store reads in `reading(engine)` and writes in `writing(engine)`: a transaction of its own, or
-within `one_transaction(engine)` the one of all. The rows of either are detached at its end: they
-change no more, and what changes them writes nothing.
+within `one_transaction(engine)` the one of all. The rows of either are detached at its end, and
+change no more.
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from planner.api.storage.engine import is_memory
-from planner.api.storage.job_records import ProbeEnd, ProbeRecord
+from planner.api.storage.job_records import JobEnd, ProbeRecord
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.records import Subject
 from planner.api.storage.sweeps import SqlDriftStore, SqlSweepStore
@@ -189,7 +189,7 @@ class TestProbes:
         dead = self.claimed(store)
         assert store.take_over(dead, lease("host:2"), crashed=False) is None
         age(store.engine, 31)
-        done = ProbeEnd(state="done", measurements=(measurement(),))
+        done = JobEnd(state="done", measurements=(measurement(),))
         with pytest.raises(ConflictError, match="was lost"):  # by a sleeper, to nobody yet
             store.finish(dead, done)
         assert [probe.id for probe in store.expired()] == [dead.id]
@@ -199,7 +199,7 @@ class TestProbes:
         for call in (
             lambda: store.heartbeat(dead, lease()),
             lambda: store.finish(dead, done),
-            lambda: store.retry(dead, ProbeEnd(state="failed")),
+            lambda: store.retry(dead, JobEnd(state="failed")),
             lambda: store.release(dead),
         ):
             with pytest.raises(ConflictError, match="lease of host:1 was lost"):
@@ -220,21 +220,21 @@ class TestProbes:
         held, runs = self.claimed(store), SqlMeasurementStore(engine)
         runs.add([measurement(7)])
         with pytest.raises(ConflictError):
-            store.finish(held, ProbeEnd(state="done", measurements=(measurement(7),)))
+            store.finish(held, JobEnd(state="done", measurements=(measurement(7),)))
         assert store.get(held.id).state == "running"
         measured = (measurement(1), measurement(2))
-        end = ProbeEnd(state="done", results=({"x": "ü"},), measurements=measured)
+        end = JobEnd(state="done", results=({"x": "ü"},), measurements=measured)
         done = store.finish(held, end)
         assert (done.state, done.measurement_id) == ("done", "measurement-001")
         assert (done.results, done.lease_until) == ([{"x": "ü"}], None)
         assert done.finished_at is not None
         assert tuple(runs.get(one.id) for one in measured) == measured
         with pytest.raises(ConflictError, match="is done"):
-            store.finish(held, ProbeEnd(state="failed"))
+            store.finish(held, JobEnd(state="failed"))
         assert store.get(held.id).state == "done"
 
     def test_a_failure_keeps_its_class_and_words(self, store: SqlProbeStore) -> None:
-        end = ProbeEnd(state="failed", failure="killed", message="rank 3 \0 died")
+        end = JobEnd(state="failed", failure="killed", message="rank 3 \0 died")
         failed = store.finish(self.claimed(store), end)
         assert (failed.state, failed.failure) == ("failed", "killed")
         assert (failed.message, failed.measurement_id) == ("rank 3  died", None)
@@ -247,7 +247,7 @@ class TestProbes:
         assert (again.fencing_token, again.attempts) == (2, 1)
 
     def test_a_lost_workers_probe_ends_with_its_attempts(self, store: SqlProbeStore) -> None:
-        lost = ProbeEnd(state="failed", failure="lost_workers", message="twice")
+        lost = JobEnd(state="failed", failure="lost_workers", message="twice")
         waiting = store.retry(self.claimed(store, max_attempts=2), lost)
         assert (waiting.state, waiting.attempts, waiting.message) == ("queued", 1, "twice")
         assert store.claim(lease()) is None
@@ -263,7 +263,7 @@ class TestProbes:
         assert store.cancel("probe-001").state == "cancelled"
         assert store.claim(lease()) is None
         held = self.claimed(store, number=2)
-        store.finish(held, ProbeEnd(state="done"))
+        store.finish(held, JobEnd(state="done"))
         assert store.cancel(held.id).state == "done"
 
     def test_pages_and_filters(self, store: SqlProbeStore) -> None:

@@ -17,7 +17,7 @@ from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, change_sweep, run_now, schedule_due
 from planner.api.render.sweep import report_lines
 from planner.api.settings import Settings
-from planner.api.storage.job_records import TaskEnd, TaskRecord
+from planner.api.storage.job_records import JobEnd, TaskRecord
 from planner.api.storage.sweeps import SqlSweepStore
 from planner.api.storage.tables import SweepRecord
 from planner.api.wiring import Wiring, wire
@@ -256,7 +256,7 @@ def test_a_night_that_comes_while_the_last_one_runs(
     assert wiring.sweeps.get(sweep.id).next_due_at == NIGHT + timedelta(days=2)
     assert wiring.tasks.heartbeat(held, new_lease()) is (overlap == "replace")
     assert claimed(wiring) is None, "one run of a sweep at a time"
-    wiring.tasks.finish(held, TaskEnd(state="done"))
+    wiring.tasks.finish(held, JobEnd(state="done"))
     assert (claimed(wiring) is None) is (overlap == "skip")
     clock.time = NIGHT + timedelta(days=2)
     schedule_due(wiring)
@@ -272,7 +272,7 @@ def test_runs_of_one_sweep_are_never_claimed_at_once(workers: list[Wiring], cloc
     for left in range(4, 0, -1):
         (held,) = filter(None, at_once(workers, claimed))
         assert states_of(workers[0], sweep).count("queued") == left - 1
-        workers[0].tasks.finish(held, TaskEnd(state="done"))
+        workers[0].tasks.finish(held, JobEnd(state="done"))
 
 
 def states_of(wiring: Wiring, sweep: SweepRecord) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from planner.api.storage.calibrations import SqlCalibrationStore
-from planner.api.storage.job_records import TaskEnd, TaskRecord
+from planner.api.storage.job_records import JobEnd, TaskRecord
 from planner.api.storage.learning import SqlLearningStore
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.records import Subject
@@ -41,7 +41,7 @@ class TestTasks:
         assert store.heartbeat(held, lease("a"), progress="probe 1 of 3") is False
         assert store.get(held.id).progress == "probe 1 of 3"
         result = {"winner": "fsdp 8"}
-        ended = store.finish(held, TaskEnd(state="done", result=result, message="stopped"))
+        ended = store.finish(held, JobEnd(state="done", result=result, message="stopped"))
         assert (ended.state, ended.result, ended.message) == ("done", result, "stopped")
         assert ended.finished_at is not None
         for chosen in ({"state": "queued"}, {"job_hash": "a" * 64}):
@@ -83,7 +83,7 @@ class TestSweeps:
         other = tasks.claim(lease("b"))
         assert [held.id, other and other.id] == ["plan-001", "plan-003"]
         assert tasks.claim(lease("b")) is None
-        tasks.finish(held, TaskEnd(state="done"))
+        tasks.finish(held, JobEnd(state="done"))
         last = tasks.claim(lease("b"))
         assert (last and last.id) == "plan-002"
 

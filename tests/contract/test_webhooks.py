@@ -26,7 +26,7 @@ from planner.api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
 from planner.api.settings import Settings
 from planner.api.storage.clock import database_time
-from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
+from planner.api.storage.job_records import JobEnd, Lease, TaskRecord
 from planner.api.storage.tables import SweepRecord
 from planner.api.storage.transactions import writing
 from planner.api.wiring import Wiring, wire
@@ -92,7 +92,7 @@ def run_of(wiring: Wiring, *, ours: bool, **sweep: Any) -> TaskRecord:
 
 def ended_run(wiring: Wiring, url: str) -> TaskRecord:
     report: dict[str, Any] = {"headline": "1 of 1 layout measured", "jobs": []}
-    end = TaskEnd(state="done", result=report, message=report["headline"])
+    end = JobEnd(state="done", result=report, message=report["headline"])
     return wiring.tasks.finish(run_of(wiring, ours=True, webhook=url), end)
 
 
@@ -166,7 +166,7 @@ def test_a_run_queued_again_is_told_when_it_ends(wiring: Wiring, receiver: Recei
     assert deliver_due(wiring) == 0
     assert len(receiver.received) == 1, "it has not ended yet"
     held = wiring.tasks.claim(new_lease(), job_id=run.id)
-    wiring.tasks.finish(held, TaskEnd(state="done", message="1 of 1 layout measured"))
+    wiring.tasks.finish(held, JobEnd(state="done", message="1 of 1 layout measured"))
     assert deliver_due(wiring) == 1
     assert [report["state"] for report in told(receiver)] == ["failed", "done"]
     assert wiring.tasks.get(run.id).notified == 1, "the calls of its first end do not count"

@@ -29,7 +29,7 @@ from planner.api.jobs.sweep_report import failure_in
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import add_sweep, run_now
 from planner.api.settings import Settings
-from planner.api.storage.job_records import TaskEnd
+from planner.api.storage.job_records import JobEnd
 from planner.api.storage.tasks import gpu_seconds_of
 from planner.api.wiring import Wiring, wire
 from planner.cost.machine.shipped import shipped_calibration
@@ -388,7 +388,7 @@ def test_a_winner_that_was_faster_and_is_not_measured_again_has_no_heir(
     for number, seconds in enumerate((0.01, 1.0)):
         job = {"winner": "another", "layouts": [{"layout": "another", "step_seconds": seconds}]}
         run = run_now(wiring, sweep, ours=True)
-        wiring.tasks.finish(run, TaskEnd(state="done", result={"headline": "", "jobs": [job]}))
+        wiring.tasks.finish(run, JobEnd(state="done", result={"headline": "", "jobs": [job]}))
         (found,) = said(cli("sweep", "run", sweep.id, "--json", env=surroundings))["jobs"]
         assert (found["winner_before"], found["new_winner"]) == ("another", bool(number))
 

@@ -26,7 +26,7 @@ from planner.api.jobs.sweeps import schedule_due
 from planner.api.jobs.workers import ProbeWorkers, TaskWorkers
 from planner.api.settings import Settings
 from planner.api.storage.engine import Limits
-from planner.api.storage.job_records import Lease, ProbeRecord, TaskEnd, TaskRecord
+from planner.api.storage.job_records import JobEnd, Lease, ProbeRecord, TaskRecord
 from planner.api.storage.migrate import _locked
 from planner.api.storage.store import SqlStore
 from planner.api.storage.tables import PlanRow, SweepRecord
@@ -347,7 +347,7 @@ def test_an_end_is_stored_when_the_database_is_back(
     assert len(other.expired()) == 1
     assert leases.abandoned(other, check_processes=False) == []
     monkeypatch.setattr(mine, "finish", gone_at_first(mine.finish))
-    end = TaskEnd(state="failed", failure="bug", message="kept in hand")
+    end = JobEnd(state="failed", failure="bug", message="kept in hand")
     assert leases.Claimed(mine, record).finish(end).message == "kept in hand"
     told = leases.Claimed(mine, record)
     told.stop.set()

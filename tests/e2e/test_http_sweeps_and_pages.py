@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from planner.api.jobs.leases import new_lease
 from planner.api.storage.common import encoded
-from planner.api.storage.job_records import TaskEnd
+from planner.api.storage.job_records import JobEnd
 from planner.api.storage.tables import CalibrationRecord
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from tests.conftest import ROOT, api_keys, job_values
@@ -71,7 +71,7 @@ def test_the_newest_run_is_followed_to_its_end(client: TestClient, where: str) -
     }  # fmt: skip
     tasks.heartbeat(held, new_lease(), standing=standing)
     assert client.get(where).json()["runs"][0]["standing"] == standing
-    tasks.finish(held, TaskEnd(state="done", message="1 of 3 layouts measured"))
+    tasks.finish(held, JobEnd(state="done", message="1 of 3 layouts measured"))
     (kind, change), done = events_of(client.get(f"{where}/events").text)
     assert kind == "sweep"
     assert change.items() >= {"run": run, "state": "done", "standing": standing}.items()

@@ -18,7 +18,7 @@ from planner.api.jobs.probes import enqueue, probe_of_job
 from planner.api.jobs.sweeps import schedule_due
 from planner.api.settings import Settings, parse_quotas
 from planner.api.storage.backup import faults_in
-from planner.api.storage.job_records import ProbeEnd, ProbeRecord
+from planner.api.storage.job_records import JobEnd, ProbeRecord
 from planner.api.storage.tasks import SqlProbeStore
 from planner.api.wiring import Wiring
 from planner.errors import SpecError
@@ -75,7 +75,7 @@ def asked(client: TestClient, who: str, path: str, body: Any) -> str:
 def ended_after(probes: SqlProbeStore, seconds: float) -> ProbeRecord:
     """The oldest probe, run."""
     held = probes.claim(new_lease())
-    return probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": seconds},)))
+    return probes.finish(held, JobEnd(state="done", results=({"gpu_seconds": seconds},)))
 
 
 def lose_worker(wiring: Wiring) -> None:

@@ -19,7 +19,7 @@ from planner.api.calibration.update import (
 )
 from planner.api.input.belief import believe
 from planner.api.input.measurements import Stored, store_new
-from planner.api.storage.job_records import Lease, ProbeEnd, ProbeRecord
+from planner.api.storage.job_records import JobEnd, Lease, ProbeRecord
 from planner.api.storage.records import Subject
 from planner.api.storage.tables import CalibrationRecord
 from planner.api.wiring import Wiring, wire
@@ -76,7 +76,7 @@ def timed(
     wiring.probes.add([record])
     held = wiring.probes.claim(Lease(owner="here", seconds=60.0), job_id=record.id)
     result = {"gpu_seconds": 9.0, "outcome": {"timings": rows}}
-    wiring.probes.finish(held, ProbeEnd(state="done", results=(result,)))
+    wiring.probes.finish(held, JobEnd(state="done", results=(result,)))
     return wiring.probes.get(record.id)
 
 

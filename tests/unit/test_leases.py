@@ -25,7 +25,7 @@ from planner.api.jobs.leases import (
 )
 from planner.api.jobs.owners import Process, has_crashed, owner, was_killed
 from planner.api.jobs.workers import TaskWorkers
-from planner.api.storage.job_records import Lease, TaskEnd, TaskRecord
+from planner.api.storage.job_records import JobEnd, Lease, TaskRecord
 from planner.api.storage.queue import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
@@ -48,7 +48,7 @@ def queue(memory: Engine) -> SqlTaskStore:
     return SqlTaskStore(memory)
 
 
-def claim(queue: SqlTaskStore, number: int = 1) -> Claimed[TaskRecord, TaskEnd]:
+def claim(queue: SqlTaskStore, number: int = 1) -> Claimed[TaskRecord]:
     queue.add([task_record(number)])
     return Claimed(queue, queue.claim(new_lease()))
 
@@ -115,7 +115,7 @@ def test_who_slept_too_long_or_lost_the_lease_stores_no_plan(
     sleeper, store = claim(queue), SqlStore(memory)
     age(memory, LEASE_SECONDS + 1.0)
     named = plan.model_copy(update={"id": "plan-1"})
-    end = TaskEnd(state="done", plan=(named, plan_job()))
+    end = JobEnd(state="done", plan=(named, plan_job()))
 
     def is_refused(words: str) -> None:
         for write in (
@@ -150,7 +150,7 @@ def test_a_job_that_takes_its_workers_down_waits_longer_each_time_and_then_has_f
         assert record.attempts == attempt
         age(memory, LEASE_SECONDS + 1.0)
         taken = take_over(queue, record)
-        ended = queue.retry(taken, TaskEnd(state="failed", failure=LOST_WORKERS, message="lost"))
+        ended = queue.retry(taken, JobEnd(state="failed", failure=LOST_WORKERS, message="lost"))
         if attempt < 3:
             assert (ended.state, ended.attempts) == ("queued", attempt)
             delays.append((ended.not_before - taken.heartbeat_at).total_seconds())
@@ -183,7 +183,7 @@ def test_killed_workers_are_no_attempts_of_their_job_for_a_while(queue: SqlTaskS
 def test_a_clock_that_is_put_back_lets_nothing_wait_longer_than_the_longest_delay(
     memory: Engine, queue: SqlTaskStore
 ) -> None:
-    queue.retry(claim(queue).record, TaskEnd(state="failed"))
+    queue.retry(claim(queue).record, JobEnd(state="failed"))
     age(memory, -0.9 * LONGEST_DELAY_SECONDS)
     assert queue.claim(new_lease()) is None
     age(memory, -0.2 * LONGEST_DELAY_SECONDS)
@@ -198,7 +198,7 @@ def test_delays_double_are_spread_and_end_somewhere() -> None:
 def test_a_cancelled_job_without_an_owner_ends(queue: SqlTaskStore) -> None:
     claimed = claim(queue)
     queue.cancel("plan-1")
-    end = TaskEnd(state="cancelled", message="cancelled after its owner had crashed")
+    end = JobEnd(state="cancelled", message="cancelled after its owner had crashed")
     assert queue.retry(claimed.record, end).state == "cancelled"
 
 
@@ -222,7 +222,7 @@ def test_a_lost_lease_or_a_wish_to_cancel_stops_the_work_and_a_silent_database_d
 ) -> None:
     lost, cancelled = claim(queue, 1), claim(queue, 2)
     failing: Any = Failing()
-    silent: Claimed[TaskRecord, TaskEnd] = Claimed(failing, task_record())
+    silent: Claimed[TaskRecord] = Claimed(failing, task_record())
     age(memory, LEASE_SECONDS + 1.0)
     take_over(queue, lost.record)
     assert queue.cancel("plan-2").state == "running"

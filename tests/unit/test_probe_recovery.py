@@ -13,7 +13,7 @@ import pytest
 
 from planner.api.jobs import probe_recovery, probes
 from planner.api.jobs.leases import LEASE_SECONDS, new_lease
-from planner.api.storage.job_records import ProbeEnd, ProbeRecord
+from planner.api.storage.job_records import JobEnd, ProbeRecord
 from planner.errors import ConflictError
 from planner.probes.folder import END
 from planner.probes.launch import Watch
@@ -33,11 +33,11 @@ class Queue:
         self.released = True
         return replace(record, state="queued")
 
-    def finish(self, record: ProbeRecord, end: ProbeEnd) -> ProbeRecord:
+    def finish(self, record: ProbeRecord, end: JobEnd) -> ProbeRecord:
         names = ("state", "failure", "message", "results")
         return replace(record, finished_at=NOW, **{name: getattr(end, name) for name in names})
 
-    def retry(self, record: ProbeRecord, end: ProbeEnd, *, counts: bool) -> ProbeRecord:
+    def retry(self, record: ProbeRecord, end: JobEnd, *, counts: bool) -> ProbeRecord:
         self.retried, self.counts = True, counts
         left = record.attempts < record.max_attempts
         return replace(record, state="queued") if left else self.finish(record, end)

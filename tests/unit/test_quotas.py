@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 from planner.api.errors import ForbiddenError, QuotaError
 from planner.api.identity import Asker, asker
 from planner.api.settings import Quota
-from planner.api.storage.job_records import Lease, TaskEnd
+from planner.api.storage.job_records import JobEnd, Lease
 from planner.api.storage.room import check_quota
 from planner.api.storage.tasks import SqlProbeStore, SqlTaskStore
 from planner.api.storage.transactions import writing
@@ -41,7 +41,7 @@ def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(memory: E
     probes.add([probe_record(plan_id="plan-1", asked_by="ann", gpu_seconds=40.0)])
     assert seconds_left(memory, 30.0)
     assert (may(memory, plans=1), may(memory, plans=2)) == (None, "plans_per_day")
-    tasks.finish(tasks.claim(LEASE), TaskEnd(state="done", gpu_seconds=40.0))
+    tasks.finish(tasks.claim(LEASE), JobEnd(state="done", gpu_seconds=40.0))
     assert seconds_left(memory, 60.0)
     assert may(memory, Asker("boss", admin=True), gpu_seconds=1e12, plans=10**6) is None
 
