@@ -13,18 +13,19 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from planner.api.errors import PlanningError, TooManyRequestsError
-from planner.api.http.bodies import StrictRequest
+from planner.api.http.bodies import JSON, StrictRequest
 from planner.api.http.lanes import PRICING, Lane
 from planner.api.http.problems import problem
 from planner.api.identity import hash_of
 from planner.api.settings import ApiKey
-from planner.api.storage.idempotency import AnsweredMeanwhile, IdempotencyStore, KeptAnswer
+from planner.api.storage.idempotency import AnsweredMeanwhile, IdempotencyStore
+from planner.api.storage.tables import KeptAnswer
 from planner.api.storage.transactions import one_transaction
 from planner.api.wiring import Wiring
 from planner.errors import PlannerError, fault
 
 MAX_KEY_LENGTH = 255
-KEPT_HEADERS = ("location",)
+KEPT_HEADERS = ("location", "content-type")
 PASSING = (408, 429)  # answers that the same request need not get again
 STOP_POLL_SECONDS, STOP_GRACE_SECONDS = 0.2, 2.0  # what is nearly done may end
 Result = TypeVar("Result")
@@ -180,8 +181,9 @@ async def _hashes(request: Request, key: ApiKey) -> tuple[str, str] | None:
 
 
 def _again(kept: KeptAnswer) -> Response:
-    headers = {**kept.headers, "idempotent-replayed": "true"}
-    return Response(kept.body, kept.status, headers, media_type=kept.content_type)
+    assert kept.status is not None, "what was never answered is not kept"
+    headers = {"content-type": JSON, **(kept.headers or {}), "idempotent-replayed": "true"}
+    return Response(kept.body, kept.status, headers)
 
 
 def _answer_once(
@@ -209,5 +211,4 @@ def _keep(store: IdempotencyStore, hashes: tuple[str, str], answer: Response) ->
     if answer.status_code < 500 and answer.status_code not in PASSING:
         found, body = answer.headers, bytes(answer.body).decode()
         headers = {name: found[name] for name in KEPT_HEADERS if name in found}
-        kept = KeptAnswer(answer.status_code, headers, found["content-type"], body)
-        store.keep(*hashes, kept)
+        store.keep(*hashes, answer.status_code, headers, body)

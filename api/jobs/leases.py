@@ -33,11 +33,13 @@ class Observer:
     on_event: called with each event, JSON-safe.
     on_message: called with what is being done now.
     stop: set it to end with the best so far.
+    releases: whether the worker itself is being stopped; the work then goes back into the queue.
     """
 
     on_event: Callable[[Mapping[str, Any]], None] = lambda _: None
     on_message: Callable[[str], None] = lambda _: None
     stop: threading.Event = field(default_factory=threading.Event)
+    releases: Callable[[], bool] = lambda: False
 
 
 @dataclass

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -18,7 +19,7 @@ from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.plans import job_of
 from planner.api.jobs.threads import in_thread
-from planner.api.storage.job_records import JobEnd, ProbeRecord, TaskRecord
+from planner.api.storage.job_records import EndState, JobEnd, ProbeRecord, TaskRecord
 from planner.api.storage.room import Room, check_quota
 from planner.api.storage.tasks import most_gpu_seconds
 from planner.api.wiring import Wiring
@@ -271,30 +272,25 @@ def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str |
 
     Numbers that cannot be true are stored as refused.
     """
-    measurements = tuple(
+    measured = tuple(
         checked(one.model_copy(update={"asked_by": asked_by}), now) for one in answer.measurements
     )
-    results = tuple(result.model_dump(mode="json") for result in answer.results)
-    failed = answer.failed
-    if failed is None:
-        notes = [*answer.notes, *(note for one in measurements if (note := _doubt(one)))]
-        message = "; ".join(notes) or None
-        return JobEnd(state="done", results=results, measurements=measurements, message=message)
-    outcome = failed.outcome
+    ended = partial(JobEnd, results=tuple(one.model_dump(mode="json") for one in answer.results))
+    if answer.failed is None:
+        notes = [*answer.notes, *filter(None, map(_doubt, measured))]
+        return ended(state="done", measurements=measured, message="; ".join(notes) or None)
+    outcome = answer.failed.outcome
     if isinstance(outcome, OutOfMemory):
         message = f"out of memory on rank {outcome.rank}: {outcome.message}"
-        ended: Literal["done", "failed"] = "done" if answer.measurements else "failed"
-        return JobEnd(
-            state=ended, results=results, measurements=measurements, failure=OOM, message=message
-        )
+        state: EndState = "done" if measured else "failed"
+        return ended(state=state, measurements=measured, failure=OOM, message=message)
     assert outcome.status == "failed", "what is measured has not failed"
     interrupted = outcome.kind == FailureKind.INTERRUPTED and stopped
-    message = outcome.message if outcome.rank is None else f"rank {outcome.rank}: {outcome.message}"
-    return JobEnd(
+    where = "" if outcome.rank is None else f"rank {outcome.rank}: "
+    return ended(
         state="cancelled" if interrupted else "failed",
-        results=results,
         failure=outcome.kind.value,
-        message=message,
+        message=f"{where}{outcome.message}",
     )
 
 

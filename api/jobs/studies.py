@@ -3,8 +3,6 @@
 A study whose process crashed goes on with what it has measured.
 """
 
-from collections.abc import Callable
-
 from planner.api.calibration.update import calibration_for_study
 from planner.api.identity import asker, hash_of_job
 from planner.api.input.jobs import parse_job
@@ -84,24 +82,16 @@ def _unfinished(wiring: Wiring, job_hash: str) -> TaskRecord | None:
     return wiring.tasks.claim(new_lease(), job_id=queued[0].id)
 
 
-def run_study(
-    wiring: Wiring,
-    record: TaskRecord,
-    observer: Observer,
-    *,
-    release_when: Callable[[], bool] = lambda: False,
-) -> Plan | None:
+def run_study(wiring: Wiring, record: TaskRecord, observer: Observer) -> Plan | None:
     """Spends a claimed study's probes and stores its plan; the best so far where it was stopped.
 
-    release_when: true where the worker itself is being stopped; the study then goes back into the
-        queue (None).
-
-    Raises what planning raises, and StoreError, as `at_work` does.
+    None where it went back into the queue. Raises what planning raises, and StoreError, as
+    `at_work` does.
     """
     with at_work(wiring, record, observer) as claimed:
         job = read_job(record.request, allow_files=False)
         plan = _plan(StudyProbes(wiring=wiring, job=job, observer=observer, claimed=claimed))
-    if release_when() and not claimed.cancelled:
+    if observer.releases() and not claimed.cancelled:
         claimed.release()
         return None
     state: EndState = "cancelled" if claimed.cancelled else "done"

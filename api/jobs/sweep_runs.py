@@ -1,7 +1,7 @@
 """One run of a sweep: measures what its spec names of every job, compares, and reports."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -41,28 +41,18 @@ SHOWN_SECONDS = 15.0  # between two lines while nothing ends
 LOOK_SECONDS = 5.0  # between two looks at the hosts
 
 
-def run_sweep(
-    wiring: Wiring,
-    record: TaskRecord,
-    observer: Observer,
-    *,
-    release_when: Callable[[], bool] = lambda: False,
-) -> TaskRecord:
+def run_sweep(wiring: Wiring, record: TaskRecord, observer: Observer) -> TaskRecord:
     """Measures, learns, compares, and ends the claimed task with its report.
 
-    A stopped run reports what it has.
-
-    release_when: true where the worker itself is being stopped; the run then goes back into the
-        queue.
-
-    Raises what keeps all of it from being measured, and StoreError, as `at_work` does.
+    A stopped run reports what it has. Raises what keeps all of it from being measured, and
+    StoreError, as `at_work` does.
     """
     spec = SweepSpec.model_validate(dict(record.request))
     with at_work(wiring, record, observer) as claimed:
         check_sweep(wiring, spec)
         run = SweepRun(wiring=wiring, spec=spec, observer=observer, claimed=claimed)
         report = with_drift(wiring, record, spec, run.report())
-    if release_when() and not claimed.cancelled:
+    if observer.releases() and not claimed.cancelled:
         return claimed.release()
     return claimed.finish(
         JobEnd(

@@ -235,13 +235,13 @@ class TaskWorkers(Workers[TaskRecord]):
                 self.log.info("deleted %s of the audit trail", counted(pruned, "old line"))
 
     def _work(self, record: TaskRecord, stop: threading.Event) -> None:
-        observer = Observer(stop=stop)
+        observer = Observer(stop=stop, releases=self._stop.is_set)
         if self._stop.is_set():
             self.queue.release(record)
         elif record.kind == "study":
-            run_study(self.wiring, record, observer, release_when=self._stop.is_set)
+            run_study(self.wiring, record, observer)
         else:
-            run_sweep(self.wiring, record, observer, release_when=self._stop.is_set)
+            run_sweep(self.wiring, record, observer)
             self._errands_due.set()
 
     def _about(self, record: TaskRecord) -> str:

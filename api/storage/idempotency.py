@@ -6,30 +6,18 @@ anew. Of two that are done at the same time one is stored; the other gets its an
 forgotten after KEEP_SECONDS.
 """
 
-from dataclasses import dataclass
-
 from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from planner.api.storage.clock import database_time
 from planner.api.storage.common import Store
-from planner.api.storage.tables import IdempotencyRow
+from planner.api.storage.tables import KeptAnswer
 from planner.api.storage.transactions import reading, writing
 from planner.errors import ConflictError
 from planner.units import DAY
 
 KEEP_SECONDS = DAY
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """The answer that was given: HTTP status, headers beyond the content type, and body as sent."""
-
-    status: int
-    headers: dict[str, str]
-    content_type: str
-    body: str
 
 
 class AnsweredMeanwhile(Exception):
@@ -51,25 +39,27 @@ class IdempotencyStore(Store):
         with reading(self.engine) as session:
             return _kept(session, key_hash, request_hash)
 
-    def keep(self, key_hash: str, request_hash: str, answer: KeptAnswer) -> None:
+    def keep(
+        self, key_hash: str, request_hash: str, status: int, headers: dict[str, str], body: str
+    ) -> None:
         """Keeps an answer, with all that an open transaction has written.
 
         Raises AnsweredMeanwhile, and ConflictError as `kept` does; what was written is then to be
         undone.
         """
-        old = IdempotencyRow.created_at < database_time(-KEEP_SECONDS)
-        left = (IdempotencyRow.key_hash == key_hash, IdempotencyRow.status.is_(None))
-        row = IdempotencyRow(
+        old = KeptAnswer.created_at < database_time(-KEEP_SECONDS)
+        left = (KeptAnswer.key_hash == key_hash, KeptAnswer.status.is_(None))
+        row = KeptAnswer(
             key_hash=key_hash,
             request_hash=request_hash,
             created_at=database_time(),
-            status=answer.status,
-            headers={**answer.headers, "content-type": answer.content_type},
-            body=answer.body,
+            status=status,
+            headers=headers,
+            body=body,
         )
         with writing(self.engine) as session:
-            session.execute(delete(IdempotencyRow).where(old))
-            session.execute(delete(IdempotencyRow).where(*left))
+            session.execute(delete(KeptAnswer).where(old))
+            session.execute(delete(KeptAnswer).where(*left))
             try:
                 with session.begin_nested():
                     session.add(row)
@@ -81,8 +71,8 @@ class IdempotencyStore(Store):
 
 
 def _kept(session: Session, key_hash: str, request_hash: str) -> KeptAnswer | None:
-    fresh = IdempotencyRow.created_at >= database_time(-KEEP_SECONDS)
-    found = session.query(IdempotencyRow).where(IdempotencyRow.key_hash == key_hash, fresh).first()
+    fresh = KeptAnswer.created_at >= database_time(-KEEP_SECONDS)
+    found = session.query(KeptAnswer).where(KeptAnswer.key_hash == key_hash, fresh).first()
     # an older version noted a request before it was answered; its process is gone
     if found is None or found.status is None:
         return None
@@ -90,6 +80,4 @@ def _kept(session: Session, key_hash: str, request_hash: str) -> KeptAnswer | No
         raise ConflictError(
             "this Idempotency-Key was used for another request; use a new key for a new request"
         )
-    headers = {str(name): str(value) for name, value in (found.headers or {}).items()}
-    kind = headers.pop("content-type", "application/json")
-    return KeptAnswer(found.status, headers, kind, found.body or "")
+    return found

@@ -257,10 +257,11 @@ class DriftFinding(RecordBase, kw_only=True):
     statement: Mapped[str]
 
 
-class IdempotencyRow(Base):
+class KeptAnswer(RecordBase, kw_only=True):
     """The answer given under an Idempotency-Key, stored with what the request made.
 
-    status: null in what older versions left of a request that was never answered.
+    status: of HTTP; null in what older versions left of a request that was never answered.
+    body: as it was sent.
     """
 
     __tablename__ = "idempotency_keys"
@@ -269,6 +270,6 @@ class IdempotencyRow(Base):
     key_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), primary_key=True)
     request_hash: Mapped[str] = mapped_column(String(HASH_LENGTH))
     created_at: Mapped[datetime]
-    status: Mapped[int | None] = mapped_column(Integer)
-    headers: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    body: Mapped[str | None]
+    status: Mapped[int | None] = mapped_column(Integer, default=None)
+    headers: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
+    body: Mapped[str | None] = mapped_column(default=None)
