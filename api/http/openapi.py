@@ -19,6 +19,9 @@ Document = dict[str, Any]
 JOB = "JobBody"
 REFUSALS = (401, 403, 429)  # of every operation that needs a key
 UNREAD = (408, 413, 415)  # of every operation that takes a body
+WRONG = 422  # of every one that takes parameters or a body
+UNFOUND = (404, 410)  # of every path that names something; what is there may be unreadable
+NO_DATABASE = ("/catalog/", "/jobs/", "/metrics")  # all others may be 503
 FIRST_ERROR, NOT_MODIFIED = 400, "304"
 IDEMPOTENCY_KEY: Document = {
     "name": "Idempotency-Key",
@@ -59,12 +62,17 @@ def _document(app: FastAPI) -> Document:
     found = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
-    operations = (one for path in found["paths"].values() for one in path.items())
-    for method, operation in operations:
+    operations = ((path, *one) for path, all in found["paths"].items() for one in all.items())
+    for path, method, operation in operations:
         parameters = operation.setdefault("parameters", [])
         answers = operation["responses"]
         if "security" in operation:
-            answers |= {str(status): _problem(status) for status in REFUSALS}
+            statuses = [*REFUSALS, *(UNFOUND if "{" in path else ())]
+            if parameters or "requestBody" in operation:
+                statuses.append(WRONG)
+            if not path.startswith(NO_DATABASE):
+                statuses.append(503)
+            answers |= {str(status): _problem(status) for status in statuses}
         if method == "post":
             parameters.append(IDEMPOTENCY_KEY)
             answers.setdefault("409", _problem(409))

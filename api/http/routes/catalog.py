@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from planner.api.catalog import Entry, catalog_entry, catalog_list, kind_of
 from planner.api.errors import UnknownEntryError
 from planner.api.http.bodies import JSON, CheckedByPlanner
-from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems, with_etag
+from planner.api.http.routes.parameters import Cursor, PageSize, answers, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import CatalogList, EntryBody
 from planner.api.http.security import Planner, Reader
@@ -22,7 +22,7 @@ router = APIRouter(tags=["catalog"], route_class=strict_route())
 EntryJson = Annotated[Any, CheckedByPlanner(EntryBody), Body()]
 
 
-@router.get("/catalog/{kind}", responses=problems(404, 422))
+@router.get("/catalog/{kind}")
 def get_list(
     wiring: Wired, kind: str, _: Reader, cursor: Cursor = None, limit: PageSize = MAX_PAGE
 ) -> CatalogList:
@@ -36,7 +36,7 @@ def get_list(
     return CatalogList(kind=kind, items=items, next_cursor=next_cursor)
 
 
-@router.get("/catalog/{kind}/{name:path}", responses=answers(dict[str, Any], 404, etag=True))
+@router.get("/catalog/{kind}/{name:path}", responses=answers(dict[str, Any], etag=True))
 def get_entry(request: Request, wiring: Wired, kind: str, name: str, _: Reader) -> Response:
     """One entry in full, with its sources. Aliases such as Hugging Face ids are names too.
 
@@ -47,11 +47,7 @@ def get_entry(request: Request, wiring: Wired, kind: str, name: str, _: Reader) 
     return with_etag(request, json.dumps(entry, default=str))
 
 
-@router.post(
-    "/catalog/{kind}",
-    status_code=201,
-    responses=answers(dict[str, Any], 404, 409, 422, 503, code=201),
-)
+@router.post("/catalog/{kind}", status_code=201, responses=answers(dict[str, Any], 503, code=201))
 def post_entry(wiring: Wired, kind: str, key: Planner, entry: EntryJson = None) -> Response:
     """Adds a model, GPU or cluster of your own, which jobs then mean as `own/NAME`.
 

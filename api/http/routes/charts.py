@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from planner.api.http.bodies import JSON
-from planner.api.http.routes.parameters import problems
 from planner.api.http.routing import ThreadRoute, Wired
 from planner.api.http.security import Reader
 from planner.api.input.jobs import parse_job
@@ -26,7 +25,7 @@ SPECIFICATION = {
     "description": "A Vega-Lite specification",
     "content": {JSON: {"schema": {"type": "object"}}},
 }
-ANSWERS: dict[int | str, dict[str, Any]] = {200: SPECIFICATION, **problems(404, 422, 503)}
+ANSWERS: dict[int | str, dict[str, Any]] = {200: SPECIFICATION}
 
 
 @router.get("/plans/{plan_id}/charts/{kind}", responses=ANSWERS)

@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from planner.api.calibration.read import Learned, among, learned_by_gpu
 from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
 from planner.api.http.requests import answer_after, idempotency_key, in_thread, in_turn, wiring_of
-from planner.api.http.routes.parameters import answers, problems, with_etag
+from planner.api.http.routes.parameters import answers, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, RefusedJob
 from planner.api.http.security import Planner, Reader
@@ -38,8 +38,7 @@ JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
 @router.post(
     "/estimate",
     responses={
-        200: {"model": Estimate | list[Estimate | RefusedJob], "content": {JSON_LINES: LINES}},
-        **problems(409, 422, 429, 503),
+        200: {"model": Estimate | list[Estimate | RefusedJob], "content": {JSON_LINES: LINES}}
     },
     openapi_extra={"requestBody": {"content": {JSON_LINES: LINES}}},
 )
@@ -102,7 +101,7 @@ def _prices(jobs: Sequence[object], learnt: Learned) -> list[Answer]:
     return Estimates(allow_files=False, calibration_of=among(learnt)).of(jobs)
 
 
-@router.get("/estimates/{estimate_id}", responses=answers(Estimate, 404, 503, etag=True))
+@router.get("/estimates/{estimate_id}", responses=answers(Estimate, etag=True))
 def get_estimate(request: Request, wiring: Wired, estimate_id: str, _: Reader) -> Response:
     """One stored estimate, as it was answered."""
     return with_etag(request, wiring.store.get_estimate(estimate_id).estimate.model_dump_json())

@@ -24,7 +24,7 @@ def get_schema(_: Reader) -> dict[str, Any]:
     return job_schema()
 
 
-@router.post("/jobs/read", responses=answers(PastedJob, 422))
+@router.post("/jobs/read", responses=answers(PastedJob))
 def read_text(key: Planner, body: TextJson = None) -> Response:
     """The job that a text means, and what it still lacks. Nothing is planned or kept.
 

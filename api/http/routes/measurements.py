@@ -11,7 +11,7 @@ from planner.api.calibration.listing import OwnAccuracy, own_accuracy
 from planner.api.calibration.update import update_about, update_from_measurements
 from planner.api.http.bodies import JSON, CheckedByPlanner, StrictRequest
 from planner.api.http.requests import answer_once, wiring_of
-from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems, with_etag
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, with_etag
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import MeasurementList, MeasurementsStored, RowBody
 from planner.api.http.security import Admin, Prober, Reader, require_scope
@@ -31,11 +31,7 @@ RowsJson = Annotated[Any, CheckedByPlanner(RowBody | list[RowBody]), Body()]
 
 
 @router.get(
-    "/measurements",
-    responses={
-        200: {"model": MeasurementList, "content": {CSV: {"schema": TEXT}}},
-        **problems(422, 503),
-    },
+    "/measurements", responses={200: {"model": MeasurementList, "content": {CSV: {"schema": TEXT}}}}
 )
 def list_measurements(
     request: Request,
@@ -66,15 +62,13 @@ def list_measurements(
     return Response(json.dumps(body, default=str), media_type=JSON)
 
 
-@router.get("/accuracy", responses=problems(422, 503))
+@router.get("/accuracy")
 def accuracy_here(wiring: Wired, _: Reader, limit: PageSize = MAX_PAGE) -> OwnAccuracy:
     """The newest measured runs beside what the calibration that ships predicts of them."""
     return own_accuracy(wiring, limit)
 
 
-@router.get(
-    "/measurements/{measurement_id}", responses=answers(dict[str, Any], 404, 503, etag=True)
-)
+@router.get("/measurements/{measurement_id}", responses=answers(dict[str, Any], etag=True))
 def get_measurement(request: Request, wiring: Wired, measurement_id: str, _: Reader) -> Response:
     """One measurement as a row."""
     found = wiring.measurements.get(measurement_id)
@@ -84,7 +78,7 @@ def get_measurement(request: Request, wiring: Wired, measurement_id: str, _: Rea
 @router.post(
     "/measurements",
     status_code=201,
-    responses=answers(MeasurementsStored, 409, 422, 503, code=201),
+    responses=answers(MeasurementsStored, code=201),
     openapi_extra={"requestBody": {"content": {CSV: {"schema": TEXT}}}},
 )
 async def post_measurements(request: Request, key: Prober, rows: RowsJson = None) -> Response:
@@ -119,12 +113,7 @@ async def post_measurements(request: Request, key: Prober, rows: RowsJson = None
     return await answer_once(request, key, work)
 
 
-@router.delete(
-    "/measurements/{measurement_id}",
-    status_code=204,
-    response_class=Response,
-    responses=problems(404, 503),
-)
+@router.delete("/measurements/{measurement_id}", status_code=204, response_class=Response)
 def delete_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Response:
     """Deletes one, and learns again without it. A key deletes its own, an admin's any."""
     if wiring.measurements.asked_by(measurement_id) != key.name:
@@ -133,9 +122,7 @@ def delete_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Respo
     return Response(status_code=204)
 
 
-@router.post(
-    "/measurements/{measurement_id}/believe", responses=answers(dict[str, Any], 404, 409, 503)
-)
+@router.post("/measurements/{measurement_id}/believe", responses=answers(dict[str, Any]))
 def believe_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Response:
     """Counts one that is far from its prediction; 409 where it cannot be true.
 
@@ -147,7 +134,7 @@ def believe_measurement(wiring: Wired, measurement_id: str, key: Prober) -> Resp
     return _counted(wiring, believe(wiring, measurement_id, key.name))
 
 
-@router.post("/measurements/{measurement_id}/share", responses=answers(dict[str, Any], 404, 503))
+@router.post("/measurements/{measurement_id}/share", responses=answers(dict[str, Any]))
 def share_measurement(wiring: Wired, measurement_id: str, key: Admin) -> Response:
     """Lets one count for everyone's plans, not its owner's alone."""
     wiring.measurements.share(measurement_id=measurement_id)

@@ -11,7 +11,7 @@ from planner.api.calibration.listing import calibration_page
 from planner.api.http.bodies import JSON
 from planner.api.http.metrics import MEDIA_TYPE, Metrics
 from planner.api.http.requests import Threads, in_thread
-from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers
 from planner.api.http.routing import ThreadRoute, Wired
 from planner.api.http.schemas import CalibrationLine
 from planner.api.http.security import Admin, Prober, Reader
@@ -34,7 +34,7 @@ async def metrics(request: Request, _: Reader) -> Response:
     return Response(text, media_type=MEDIA_TYPE)
 
 
-@router.get("/calibrations", responses=problems(422, 503))
+@router.get("/calibrations")
 def calibrations(
     wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize = 50
 ) -> Page[CalibrationLine]:
@@ -45,7 +45,7 @@ def calibrations(
     return calibration_page(wiring, cursor, limit)
 
 
-@router.get("/queue", responses=problems(422, 503))
+@router.get("/queue")
 def list_queue(
     wiring: Wired,
     _: Reader,
@@ -56,7 +56,7 @@ def list_queue(
     return jobs_in(wiring, failed=failed)[:limit]
 
 
-@router.post("/queue/{job_id}/retry", responses=answers(QueuedJob, 404, 409, 422, 429, 503))
+@router.post("/queue/{job_id}/retry", responses=answers(QueuedJob))
 def retry_job(request: Request, wiring: Wired, job_id: str, key: Prober) -> Response:
     """Gives a failed job new attempts. `Idempotency-Key` is honoured."""
     wake = BackgroundTasks()
@@ -65,7 +65,7 @@ def retry_job(request: Request, wiring: Wired, job_id: str, key: Prober) -> Resp
     return Response(JOB.dump_json(retry(wiring, job_id)), media_type=JSON, background=wake)
 
 
-@router.get("/audit", responses=problems(422, 503))
+@router.get("/audit")
 def audit(
     wiring: Wired,
     _: Admin,

@@ -51,12 +51,7 @@ NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @router.post(
-    "/plan",
-    responses={
-        200: {"model": Plan},
-        202: {"model": PlanAccepted},
-        **problems(409, 422, 429, 502, 503),
-    },
+    "/plan", responses={200: {"model": Plan}, 202: {"model": PlanAccepted}, **problems(502)}
 )
 async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Response:
     """A job in, a ranked plan out. 409: nothing fits, with the nearest miss.
@@ -103,7 +98,7 @@ async def _planned(request: Request, key: ApiKey, job: Any) -> tuple[PaperQuesti
     return question, plan
 
 
-@router.get("/plans", responses=problems(422, 503))
+@router.get("/plans")
 def list_plans(
     wiring: Wired,
     _: Reader,
@@ -116,7 +111,7 @@ def list_plans(
     return read(wiring, cursor, limit)
 
 
-@router.get("/plans/{plan_id}", responses=answers(Plan, 404, 422, 503, etag=True))
+@router.get("/plans/{plan_id}", responses=answers(Plan, etag=True))
 def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Response:
     """One stored plan, by its id or a beginning that it alone has.
 
@@ -133,7 +128,7 @@ def get_plan(request: Request, wiring: Wired, plan_id: str, _: Reader) -> Respon
     return with_etag(request, text)
 
 
-@router.get("/plans/{plan_id}/explain", responses=problems(404, 422, 503))
+@router.get("/plans/{plan_id}/explain")
 def explain_plan(
     wiring: Wired,
     plan_id: str,
@@ -151,7 +146,7 @@ def explain_plan(
     return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
 
 
-@router.get("/plans/{plan_id}/events", responses={**ANSWER, **problems(404, 503)})
+@router.get("/plans/{plan_id}/events", responses=ANSWER)
 def get_events(
     request: Request,
     wiring: Wired,
@@ -185,7 +180,7 @@ def get_events(
     return stream(request, read)
 
 
-@router.delete("/plans/{plan_id}", responses=problems(404, 503))
+@router.delete("/plans/{plan_id}")
 def cancel_plan(wiring: Wired, plan_id: str, _: Planner) -> PlanState:
     """Cancels what still runs for a plan: its study, its queued and running probes.
 

@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 
 from planner.api.catalog import named
 from planner.api.http.bodies import JSON, CheckedByPlanner
-from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, Text, answers
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.schemas import JobBody, PlanProbes, ProbeDetail, ProbeLine, ProbesAccepted
 from planner.api.http.security import Prober, Reader
@@ -37,11 +37,7 @@ ProbeJson = Annotated[Any, CheckedByPlanner(ProbeRequest | PlanProbes | JobBody)
 JOB_KEYS = frozenset({"model", "cluster", "training"})
 
 
-@router.post(
-    "/probes",
-    status_code=202,
-    responses=answers(ProbesAccepted, 404, 409, 422, 429, 502, 503, code=202),
-)
+@router.post("/probes", status_code=202, responses=answers(ProbesAccepted, 404, 502, code=202))
 def post_probes(request: Request, wiring: Wired, key: Prober, values: ProbeJson = None) -> Response:
     """A job with its layout, or the best layouts of a plan, to be measured.
 
@@ -73,7 +69,7 @@ def _whole(value: object) -> int:
     return value
 
 
-@router.get("/probes", responses=problems(422, 503))
+@router.get("/probes")
 def list_probes(
     wiring: Wired,
     _: Reader,
@@ -94,14 +90,14 @@ def list_probes(
     return Page[ProbeLine](items=lines, next_cursor=page.next_cursor)
 
 
-@router.get("/probes/{probe_id}", responses=problems(404, 422, 503))
+@router.get("/probes/{probe_id}")
 def get_probe(wiring: Wired, probe_id: str, _: Reader) -> ProbeDetail:
     """One probe with the results of its runs."""
     name = probe_id_of(wiring, probe_id, "probe_id")
     return ProbeDetail.model_validate(wiring.probes.get(name))
 
 
-@router.delete("/probes/{probe_id}", responses=problems(404, 503))
+@router.delete("/probes/{probe_id}")
 def cancel_probe(wiring: Wired, probe_id: str, _: Prober) -> ProbeDetail:
     """Cancels a queued probe; a running one ends at its next heartbeat.
 

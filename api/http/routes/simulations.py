@@ -10,7 +10,6 @@ from fastapi.responses import Response
 from planner.api.collectives import CollectiveRequest, ask_collective
 from planner.api.http.bodies import JSON, CheckedByPlanner, JobJson
 from planner.api.http.requests import answer_after, in_thread, in_turn, wiring_of
-from planner.api.http.routes.parameters import problems
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.security import Planner
 from planner.api.input.jobs import check_one_size, parse_job
@@ -20,14 +19,13 @@ from planner.specs.collective import CollectiveAnswer
 
 router = APIRouter(tags=["simulations"], route_class=strict_route())
 CollectiveJson = Annotated[Any, CheckedByPlanner(CollectiveRequest), Body()]
-ERRORS = problems(409, 422, 429, 503)
 TRACE_SCHEMA = {
     "type": "object",
     "properties": {"traceEvents": {"type": "array"}, "displayTimeUnit": {"type": "string"}},
 }
 
 
-@router.post("/collective", responses={200: {"model": CollectiveAnswer}, **ERRORS})
+@router.post("/collective", responses={200: {"model": CollectiveAnswer}})
 def post_collective(wiring: Wired, key: Planner, question: CollectiveJson = None) -> Response:
     """Seconds, steps and bytes of one operation, the algorithm and why."""
     answer = ask_collective(with_own(wiring, question), allow_files=False)
@@ -40,8 +38,7 @@ def post_collective(wiring: Wired, key: Planner, question: CollectiveJson = None
         200: {
             "description": "Chrome trace; Perfetto opens it",
             "content": {JSON: {"schema": TRACE_SCHEMA}},
-        },
-        **ERRORS,
+        }
     },
 )
 async def post_simulate(request: Request, key: Planner, job: JobJson = None) -> Response:

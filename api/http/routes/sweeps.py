@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 
 from planner.api.http.bodies import JSON, CheckedByPlanner
 from planner.api.http.events import ANSWER, Snapshot, of_sweep, stream
-from planner.api.http.routes.parameters import Cursor, PageSize, answers, problems
+from planner.api.http.routes.parameters import Cursor, PageSize, answers
 from planner.api.http.routing import Wired, strict_route
 from planner.api.http.security import Prober, Reader
 from planner.api.http.sweep_schemas import (
@@ -33,7 +33,7 @@ router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))
 SweepJson = Annotated[Any, CheckedByPlanner(SweepSpec), Body()]
 
 
-@router.post("/sweeps", status_code=201, responses=answers(SweepDetail, 409, 422, 503, code=201))
+@router.post("/sweeps", status_code=201, responses=answers(SweepDetail, code=201))
 def post_sweep(wiring: Wired, key: Prober, spec: SweepJson = None) -> Response:
     """Stores a sweep. With a `schedule` workers run it from then on.
 
@@ -44,7 +44,7 @@ def post_sweep(wiring: Wired, key: Prober, spec: SweepJson = None) -> Response:
     return Response(json.dumps(sweep_detail(wiring, sweep)), 201, headers, media_type=JSON)
 
 
-@router.get("/sweeps", responses=answers(Page[SweepDetail], 422, 503))
+@router.get("/sweeps", responses=answers(Page[SweepDetail]))
 def list_sweeps(wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize = 50) -> Response:
     """Stored sweeps, newest first, each with its newest run."""
     page = wiring.sweeps.list(cursor, limit)
@@ -52,14 +52,14 @@ def list_sweeps(wiring: Wired, _: Reader, cursor: Cursor = None, limit: PageSize
     return _shown({"items": items, "next_cursor": page.next_cursor})
 
 
-@router.get("/sweeps/{sweep_id}", responses=answers(SweepDetail, 404, 422, 503))
+@router.get("/sweeps/{sweep_id}", responses=answers(SweepDetail))
 def get_sweep(wiring: Wired, sweep_id: str, _: Reader) -> Response:
     """One sweep with its newest runs and their reports."""
     sweep = wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))
     return _shown(sweep_detail(wiring, sweep))
 
 
-@router.get("/sweeps/{sweep_id}/events", responses={**ANSWER, **problems(404, 503)})
+@router.get("/sweeps/{sweep_id}/events", responses=ANSWER)
 def get_sweep_events(request: Request, wiring: Wired, sweep_id: str, _: Reader) -> Response:
     """Server-sent events of the newest run: `sweep` for every change, and `done` at its end.
 
@@ -75,7 +75,7 @@ def get_sweep_events(request: Request, wiring: Wired, sweep_id: str, _: Reader) 
     return stream(request, read)
 
 
-@router.get("/quarantine", responses=problems(422, 503))
+@router.get("/quarantine")
 def list_quarantine(
     wiring: Wired,
     _: Reader,
@@ -85,7 +85,7 @@ def list_quarantine(
     return [QuarantineLine(**told(one)) for one in wiring.quarantine.active(pool)]
 
 
-@router.delete("/quarantine/{host}", responses=problems(404, 422, 503))
+@router.delete("/quarantine/{host}")
 def release_host(
     wiring: Wired,
     host: str,
@@ -97,9 +97,7 @@ def release_host(
 
 
 @router.post(
-    "/sweeps/{sweep_id}/run",
-    status_code=202,
-    responses=answers(SweepRunAccepted, 404, 409, 422, 429, 503, code=202),
+    "/sweeps/{sweep_id}/run", status_code=202, responses=answers(SweepRunAccepted, code=202)
 )
 def run_sweep_now(request: Request, wiring: Wired, sweep_id: str, key: Prober) -> Response:
     """Queues a run for the next free worker."""
@@ -109,19 +107,19 @@ def run_sweep_now(request: Request, wiring: Wired, sweep_id: str, key: Prober) -
     return Response(json.dumps(body), 202, media_type=JSON, background=wake)
 
 
-@router.post("/sweeps/{sweep_id}/pause", responses=answers(SweepDetail, 404, 409, 422, 429, 503))
+@router.post("/sweeps/{sweep_id}/pause", responses=answers(SweepDetail))
 def pause(wiring: Wired, sweep_id: str, key: Prober) -> Response:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
     return _changed(wiring, sweep_id, "paused")
 
 
-@router.post("/sweeps/{sweep_id}/resume", responses=answers(SweepDetail, 404, 409, 422, 429, 503))
+@router.post("/sweeps/{sweep_id}/resume", responses=answers(SweepDetail))
 def resume(wiring: Wired, sweep_id: str, key: Prober) -> Response:
     """Runs again from the next moment of its schedule on."""
     return _changed(wiring, sweep_id, "active")
 
 
-@router.delete("/sweeps/{sweep_id}", responses=answers(SweepDetail, 404, 503))
+@router.delete("/sweeps/{sweep_id}", responses=answers(SweepDetail))
 def delete_sweep(wiring: Wired, sweep_id: str, _: Prober) -> Response:
     """Never again; what runs of it is asked to stop. Its reports stay."""
     return _changed(wiring, sweep_id, "cancelled")
