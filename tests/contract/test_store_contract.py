@@ -16,9 +16,7 @@ from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
 from planner.specs.plan import Plan
 from tests.stand_ins.ageing import age
-from tests.stand_ins.records import NOW, plan_job
-
-JOB_OF_PLAN = plan_job()
+from tests.stand_ins.records import NOW, PLAN_JOB
 
 
 @pytest.fixture
@@ -32,11 +30,12 @@ def numbered(plan: Plan, number: int, moment: datetime = NOW) -> Plan:
 
 class TestPlans:
     def test_a_plan_of_any_texts_comes_back_as_saved(self, store: SqlStore, plan: Plan) -> None:
-        store.save_plan(plan, JOB_OF_PLAN)
+        store.save_plan(plan, PLAN_JOB)
         assert store.get_plan(plan.id) == plan
         texts = {"notes": "ünï \0 \U0001f600 'quoted' %s", "n": 2**60, "x": 0.1}
         odd = plan.model_copy(update={"id": "plan-odd", "job": texts})
-        store.save_plan(odd, plan_job("m\0\ud800ü" * 100))
+        model = PLAN_JOB.model.model_copy(update={"name": "m\0\ud800ü" * 100})
+        store.save_plan(odd, PLAN_JOB.model_copy(update={"model": model}))
         assert store.get_plan("plan-odd").job == texts
 
     def test_an_unknown_id_is_not_found(self, store: SqlStore) -> None:
@@ -45,9 +44,9 @@ class TestPlans:
                 store.get_plan(unknown)
 
     def test_an_id_is_taken_once(self, store: SqlStore, plan: Plan) -> None:
-        store.save_plan(plan, JOB_OF_PLAN)
+        store.save_plan(plan, PLAN_JOB)
         with pytest.raises(ConflictError):
-            store.save_plan(plan, JOB_OF_PLAN)
+            store.save_plan(plan, PLAN_JOB)
         assert len(store.list().items) == 1
 
     @pytest.mark.parametrize("slower", [1.0, 2.0], ids=["predicted", "measured"])
@@ -59,7 +58,7 @@ class TestPlans:
         assert winner.estimate.tokens_per_second_per_gpu
         update = {"expected_step_seconds": slower * winner.estimate.step_seconds}
         ranked = [winner.model_copy(update=update if slower > 1.0 else {}), *others]
-        store.save_plan(numbered(plan, 1).model_copy(update={"ranked": ranked}), JOB_OF_PLAN)
+        store.save_plan(numbered(plan, 1).model_copy(update={"ranked": ranked}), PLAN_JOB)
         (line,) = store.list().items
         assert (line.created_at, line.num_gpus, line.layout) == (NOW, 8, winner.layout.short())
         speed = winner.estimate.tokens_per_second_per_gpu / slower
@@ -75,7 +74,7 @@ class TestPlans:
                 store.list(limit=limit)
 
     def test_layouts_are_columns_too(self, store: SqlStore, plan: Plan) -> None:
-        store.save_plan(plan, JOB_OF_PLAN)
+        store.save_plan(plan, PLAN_JOB)
         with store.engine.begin() as connection:
             ranks = connection.scalars(text("SELECT rank FROM plan_layouts ORDER BY rank")).all()
             assert ranks == [entry.rank for entry in plan.ranked]
@@ -129,7 +128,7 @@ class TestIdempotency:
 
         def work() -> None:
             with one_transaction(store.engine):
-                store.save_plan(plan, JOB_OF_PLAN)
+                store.save_plan(plan, PLAN_JOB)
                 keys.keep("key", "request", 200, {}, "mine")
 
         with pytest.raises(AnsweredMeanwhile) as raised:
@@ -141,9 +140,9 @@ class TestIdempotency:
         self, keys: IdempotencyStore, store: SqlStore, plan: Plan
     ) -> None:
         with one_transaction(store.engine):
-            store.save_plan(plan, JOB_OF_PLAN)
+            store.save_plan(plan, PLAN_JOB)
             with pytest.raises(ConflictError):
-                store.save_plan(plan, JOB_OF_PLAN)
+                store.save_plan(plan, PLAN_JOB)
             keys.keep("key", "request", *self.answer)
         assert len(store.list().items) == 1
 

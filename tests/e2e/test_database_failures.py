@@ -37,7 +37,7 @@ from planner.specs.plan import Plan
 from tests.conftest import EACH_DATABASE, END_OTHERS, engine_of, job_values
 from tests.contract.test_measurement_and_probe_stores import SUBJECT, measurement
 from tests.served import in_process, wiring_of
-from tests.stand_ins.records import claimed, plan_job, task_record
+from tests.stand_ins.records import PLAN_JOB, claimed, task_record
 
 SECONDS = 0.5  # that an engine of these tests waits
 MOST_SECONDS = 100.0  # on however busy a machine, and far below waiting for ever
@@ -184,7 +184,7 @@ def client(sqlite_url: str) -> Iterator[TestClient]:
 def test_a_file_that_is_gone_is_503_and_used_again_when_it_is_back(
     client: TestClient, tmp_path: Path, plan: Plan
 ) -> None:
-    wiring_of(client).store.save_plan(plan, plan_job())
+    wiring_of(client).store.save_plan(plan, PLAN_JOB)
     here, away = tmp_path / "planner.db", tmp_path / "away"
     with wiring_of(client).engine.connect() as connection:
         connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
@@ -201,7 +201,7 @@ def test_a_file_that_is_gone_is_503_and_used_again_when_it_is_back(
 
 def test_an_unreadable_plan_is_410_and_others_are_listed(client: TestClient, plan: Plan) -> None:
     for name in ("plan-a", "plan-b"):
-        wiring_of(client).store.save_plan(plan.model_copy(update={"id": name}), plan_job())
+        wiring_of(client).store.save_plan(plan.model_copy(update={"id": name}), PLAN_JOB)
     with wiring_of(client).engine.begin() as connection:
         connection.execute(update(PlanRow).where(PlanRow.id == "plan-a").values(body={"old": 1}))
     for path in ("/plans/plan-a", "/plans/plan-a/explain", "/plans/plan-a/charts/pareto"):
@@ -232,7 +232,7 @@ def test_a_sweep_that_cannot_be_read_is_paused_and_stops_no_other(wiring: Wiring
 
 def test_a_full_disk_is_503_and_what_is_there_stays(client: TestClient, plan: Plan) -> None:
     wiring = wiring_of(client)
-    wiring.store.save_plan(plan, plan_job())
+    wiring.store.save_plan(plan, PLAN_JOB)
 
     def fill(dbapi_connection: sqlite3.Connection, _: object) -> None:
         (pages,) = dbapi_connection.execute("PRAGMA page_count").fetchone()

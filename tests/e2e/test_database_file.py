@@ -17,14 +17,14 @@ from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import PLANNER, ROOT, Cli, commands, ran
 from tests.served import in_process
-from tests.stand_ins.records import plan_job
+from tests.stand_ins.records import PLAN_JOB
 
 CAPBSET_DROP, DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
 
 
 def save(wiring: Wiring, plan: Plan, *names: str) -> None:
     for name in names:
-        wiring.store.save_plan(plan.model_copy(update={"id": name}), plan_job())
+        wiring.store.save_plan(plan.model_copy(update={"id": name}), PLAN_JOB)
 
 
 def test_only_its_owner_may_read_a_database(wiring: Wiring, tmp_path: Path, plan: Plan) -> None:

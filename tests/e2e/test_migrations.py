@@ -23,7 +23,7 @@ from planner.api.storage.tables import Base
 from planner.errors import StoreError
 from planner.specs.plan import Plan
 from tests.conftest import ROOT, Cli, engine_of, ran
-from tests.stand_ins.records import plan_job
+from tests.stand_ins.records import PLAN_JOB
 
 TABLES = set(Base.metadata.tables)
 
@@ -53,7 +53,7 @@ def test_a_plan_of_an_older_version_stays_and_is_listed_without_its_training(
     migrated: Engine, plan: Plan
 ) -> None:
     store = SqlStore(migrated)
-    store.save_plan(plan, plan_job())
+    store.save_plan(plan, PLAN_JOB)
     assert store.list().items[0].seq_len == 8192
     downgrade(migrated, "0003")
     with migrated.connect() as connection:
@@ -66,7 +66,7 @@ def test_a_plan_of_an_older_version_stays_and_is_listed_without_its_training(
 
 def test_a_downgrade_keeps_events_and_deletes_nothing(migrated: Engine, plan: Plan) -> None:
     store, trail = SqlStore(migrated), SqlAuditTrail(migrated)
-    store.save_plan(plan, plan_job())
+    store.save_plan(plan, PLAN_JOB)
     before = trail.list().items
     assert [event.action for event in before] == ["plan.made"]
     assert (downgrade(migrated, "0004"), upgrade(migrated)) == ("0004", HEAD)

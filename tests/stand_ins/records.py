@@ -9,10 +9,10 @@ from planner.api.jobs.leases import new_lease
 from planner.api.storage.job_records import Lease, ProbeRecord, TaskRecord
 from planner.api.wiring import Wiring
 from planner.intake.jobs import read_job
-from planner.specs.job import Job
 from tests.conftest import JOB
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
+PLAN_JOB = read_job(JOB)  # of a stored plan whose contents do not matter
 PROBE = ProbeRecord(
     id="", created_at=NOW, request={}, job_hash="0" * 64, model="m", gpu="cpu", num_gpus=1,
     layout="l", pool="local",
@@ -37,13 +37,6 @@ def lease(owner: str = "host:1", seconds: float = 30.0) -> Lease:
 
 def claimed(wiring: Wiring) -> TaskRecord:
     return wiring.tasks.claim(new_lease())
-
-
-def plan_job(model: str | None = None) -> Job:
-    """The job of a stored plan. model: its name, where that is odd."""
-    job = read_job(JOB)
-    named = job.model if model is None else job.model.model_copy(update={"name": model})
-    return job.model_copy(update={"model": named})
 
 
 def pages_of(read: Callable[[str | None], Any]) -> Iterator[list[str]]:

@@ -38,7 +38,7 @@ from planner.api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, StoreError
 from planner.specs.plan import Plan
 from tests.stand_ins.ageing import age
-from tests.stand_ins.records import NOW, plan_job, task_record
+from tests.stand_ins.records import NOW, PLAN_JOB, task_record
 
 NOBODY = 2**22 + 1  # above the highest process id that Linux gives out
 
@@ -115,7 +115,7 @@ def test_who_slept_too_long_or_lost_the_lease_stores_no_plan(
     sleeper, store = claim(queue), SqlStore(memory)
     age(memory, LEASE_SECONDS + 1.0)
     named = plan.model_copy(update={"id": "plan-1"})
-    end = JobEnd(state="done", plan=(named, plan_job()))
+    end = JobEnd(state="done", plan=(named, PLAN_JOB))
 
     def is_refused(words: str) -> None:
         for write in (

@@ -15,11 +15,10 @@ from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
 from tests.conftest import JOB, fixed_ports
-from tests.stand_ins.records import plan_job, task_record
+from tests.stand_ins.records import PLAN_JOB, task_record
 from tests.unit.conftest import Say
 
 IDS = ("plan-1aaa00001-x", "plan-1aaa00002-y", "plan-1bbb00000-z")  # oldest first
-JOB_OF_PLAN = plan_job()
 Told = Callable[..., Any]
 
 
@@ -30,7 +29,7 @@ def wiring(say: Say, plan: Plan) -> Wiring:
     for number, name in enumerate(IDS):
         made = datetime(2026, 11, 20 + number, tzinfo=UTC)
         copy = plan.model_copy(update={"id": name, "created_at": made.isoformat()})
-        found.store.save_plan(copy, JOB_OF_PLAN)
+        found.store.save_plan(copy, PLAN_JOB)
     return found
 
 
@@ -92,7 +91,7 @@ def test_a_beginning_of_several_names_them(say: Say) -> None:
 
 
 def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> None:
-    wiring.store.save_plan(plan.model_copy(update={"id": "plan-1bbb"}), JOB_OF_PLAN)
+    wiring.store.save_plan(plan.model_copy(update={"id": "plan-1bbb"}), PLAN_JOB)
     assert plan_id_of(wiring, "plan-1bbb") == "plan-1bbb"
     with pytest.raises(SpecError, match="2 plans"):
         plan_id_of(wiring, "1bb")
@@ -118,7 +117,7 @@ def test_a_ranked_layout_is_priced_as_the_plan_did(told: Told, plan: Plan) -> No
 def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wiring: Wiring) -> None:
     asked = read_job({**JOB, "search": {"top_k": 1, "fix": {"pp": 2}}})
     piped = recommend(asked, ports=fixed_ports())
-    wiring.store.save_plan(piped.model_copy(update={"id": "plan-1ddd"}), JOB_OF_PLAN)
+    wiring.store.save_plan(piped.model_copy(update={"id": "plan-1ddd"}), PLAN_JOB)
     simulated = told("simulate", "--plan", "1d", "--rank", "1")
     seconds = piped.ranked[0].estimate.step_seconds
     assert simulated["estimate"]["step_seconds"] == pytest.approx(seconds, rel=1e-9)
