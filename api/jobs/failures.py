@@ -9,7 +9,7 @@ where they are faster there the host is to blame, not the layout.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -181,31 +181,17 @@ def at_least(failed: int, tried: int, rate: float) -> float:
     return min(1.0, math.fsum(map(math.exp, logs)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
-    """How a probe runs again after a failure.
-
-    elsewhere: not on the hosts where it failed, while enough others are left.
-    counts: whether it is one of the sweep's `retries`.
-    """
-
-    elsewhere: bool = False
-    counts: bool = True
-
-
-AGAIN: Mapping[str, Again] = {
-    FailureKind.PORT: Again(),
-    FailureKind.KILLED: Again(elsewhere=True),
-    FailureKind.LOST_GPU: Again(elsewhere=True),
-    FailureKind.HANG: Again(elsewhere=True),
-    FailureKind.CRASH: Again(elsewhere=True),
-    FailureKind.PREEMPTED: Again(counts=False),
-    FailureKind.FOREIGN: Again(elsewhere=True, counts=False),
-    FailureKind.LOST_NODE: Again(elsewhere=True, counts=False),
-    FailureKind.REQUEUED: Again(counts=False),
-    FailureKind.ALLOCATION_ENDED: Again(counts=False),
-    FailureKind.LAUNCH: Again(counts=False),
-}
+# failures after which a probe runs again, not on the hosts where it failed, while others are left
+ELSEWHERE = frozenset({
+    FailureKind.KILLED, FailureKind.LOST_GPU, FailureKind.HANG, FailureKind.CRASH,
+    FailureKind.FOREIGN, FailureKind.LOST_NODE,
+})  # fmt: skip
+# those after which it does without using up one of the sweep's `retries`
+UNCOUNTED = frozenset({
+    FailureKind.PREEMPTED, FailureKind.FOREIGN, FailureKind.LOST_NODE, FailureKind.REQUEUED,
+    FailureKind.ALLOCATION_ENDED, FailureKind.LAUNCH,
+})  # fmt: skip
+AGAIN = ELSEWHERE | UNCOUNTED | {FailureKind.PORT}
 
 
 def next_try(attempts: Sequence[ProbeRecord], retries: int) -> frozenset[str] | None:
@@ -214,18 +200,16 @@ def next_try(attempts: Sequence[ProbeRecord], retries: int) -> frozenset[str] | 
     attempts: those so far, oldest first; the last one failed.
     """
     last = attempts[-1]
-    again = AGAIN.get(last.failure or "")
-    if again is None:
+    if last.failure not in AGAIN:
         return None
     counted = sum(counts(one) for one in attempts)
     if counted > retries or len(attempts) - counted > MOST_UNCOUNTED:
         return None
-    return hosts_of(last) if again.elsewhere else frozenset()
+    return hosts_of(last) if last.failure in ELSEWHERE else frozenset()
 
 
 def counts(record: ProbeRecord) -> bool:
-    again = AGAIN.get(record.failure or "")
-    return again is None or again.counts
+    return record.failure not in UNCOUNTED
 
 
 def step_of(record: ProbeRecord) -> float | None:
