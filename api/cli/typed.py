@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from planner.api.storage.common import ids_starting
-from planner.api.storage.tables import PlanRow, SweepRecord
+from planner.api.storage.common import TableStore
 from planner.api.wiring import wire
 from planner.catalog.clusters import cluster_names, gpu_names
 from planner.catalog.models import model_names
@@ -36,11 +35,11 @@ def tokens_typed(text: str | int) -> int:
 
 def complete_plan(incomplete: str) -> list[str]:
     """Ids of stored plans that begin so, newest first; none where the database does not answer."""
-    return _stored(PlanRow, incomplete)
+    return _stored(lambda: wire().store, incomplete)
 
 
 def complete_sweep(incomplete: str) -> list[str]:
-    return _stored(SweepRecord, incomplete)
+    return _stored(lambda: wire().sweeps, incomplete)
 
 
 def _offering(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -62,9 +61,9 @@ complete_cluster, complete_pool = _offering(cluster_names), _offering(_pools)
 complete_trainer, complete_sampler = _offering(lambda: TRAINERS), _offering(lambda: SAMPLERS.names)
 
 
-def _stored(rows: type[PlanRow] | type[SweepRecord], incomplete: str) -> list[str]:
+def _stored(open_store: Callable[[], TableStore[Any]], incomplete: str) -> list[str]:
     """Ids that begin so. A shell that completes shows no errors, so an error offers nothing."""
     try:
-        return ids_starting(wire().store.engine, rows, incomplete.lower(), MOST_OFFERED)
+        return [*open_store().ids_starting(incomplete.lower(), MOST_OFFERED)]
     except PlannerError:
         return []

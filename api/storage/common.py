@@ -3,7 +3,7 @@
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
@@ -77,18 +77,6 @@ def all_readable(rows: Iterable[Any], item_of: Callable[[Any], Item]) -> Iterato
             log.warning("left out of a list: %s", error)
         else:
             yield item
-
-
-def ids_starting(engine: Engine, table: Any, beginning: str, limit: int) -> list[str]:
-    """At most `limit` ids of a table that begin so, newest first."""
-    query = (
-        select(table.id)
-        .where(table.id.startswith(beginning, autoescape=True))
-        .order_by(table.id.desc())
-        .limit(limit)
-    )
-    with reading(engine) as session:
-        return list(session.scalars(query))
 
 
 def plain_text(value: str, longest: int = SHOWN_CHARACTERS) -> str:
@@ -180,6 +168,13 @@ class TableStore(Store, Generic[Item]):
             yield from page.items
             if (cursor := page.next_cursor) is None:
                 return
+
+    def ids_starting(self, beginning: str, limit: int) -> Sequence[str]:
+        """At most `limit` ids that begin so, newest first."""
+        column = self.table.id
+        query = select(column).where(column.startswith(beginning, autoescape=True))
+        with reading(self.engine) as session:
+            return session.scalars(query.order_by(column.desc()).limit(limit)).all()
 
     def values_at(self, cursor: str) -> tuple[Any, ...]:
         """Values of `order` in the row before the page. Raises SpecError."""

@@ -109,9 +109,9 @@ class SqlSweepStore(TableStore[SweepRecord]):
         by: who asks, for the audit trail.
         """
         with writing(self.engine) as session:
+            if state != "cancelled":
+                self.check_open(session, sweep_id)
             row: SweepRecord = self.row(session, sweep_id, lock=True)
-            if row.state == "cancelled" and state != "cancelled":
-                raise ConflictError(f"sweep {sweep_id} was cancelled; schedule it anew")
             row.state, row.next_due_at = state, next_due_at
             note(session, by, f"sweep.{state}", sweep_id)
             cancel_runs(session, sweep_id, ENDED_WITH[state], by)
