@@ -18,7 +18,7 @@ from planner.api.input.belief import checked
 from planner.api.input.names import plan_id_of
 from planner.api.jobs.leases import Claimed, new_lease
 from planner.api.jobs.plans import job_of
-from planner.api.jobs.threads import in_thread
+from planner.api.jobs.threads import future_of
 from planner.api.storage.job_records import EndState, JobEnd, ProbeRecord, TaskRecord
 from planner.api.storage.room import Room, check_quota
 from planner.api.storage.tasks import most_gpu_seconds
@@ -305,7 +305,7 @@ def run_all(
     An interruption ends them first and is raised then.
     """
     ends = [
-        in_thread(f"probe {one.id}", run_probe, wiring, one, watches[one.id]) for one in records
+        future_of(f"probe {one.id}", run_probe, wiring, one, watches[one.id]) for one in records
     ]
     try:
         wait(ends)

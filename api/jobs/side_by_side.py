@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from planner.api.jobs.leases import Claimed
 from planner.api.jobs.probes import RequestedProbe, enqueue, run_probe
-from planner.api.jobs.threads import in_thread
+from planner.api.jobs.threads import future_of
 from planner.api.storage.job_records import ProbeRecord, TaskRecord
 from planner.api.storage.room import NoRoomError, Room
 from planner.api.wiring import Wiring
@@ -160,7 +160,7 @@ class SideBySide:
             return None
         stop = threading.Event()
         watch = Watch(stop=stop, progress=say, avoid=avoid, rather_not=rather_not)
-        end = in_thread(f"probe {record.id}", self._run, record, requested, watch)
+        end = future_of(f"probe {record.id}", self._run, record, requested, watch)
         self._ends[end] = requested, stop
         return record
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def in_thread(name: str, work: Callable[..., Result], *args: object) -> Future[Result]:
+def future_of(name: str, work: Callable[..., Result], *args: object) -> Future[Result]:
     """The result of `work`, which runs in a thread of its own that keeps no process from ending."""
     found: Future[Result] = Future()
 

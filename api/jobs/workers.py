@@ -21,7 +21,7 @@ from planner.api.jobs.probes import BACKEND, SHORT_OF, run_probe
 from planner.api.jobs.studies import run_study
 from planner.api.jobs.sweep_runs import run_sweep
 from planner.api.jobs.sweeps import schedule_due
-from planner.api.jobs.threads import in_thread
+from planner.api.jobs.threads import future_of
 from planner.api.jobs.webhooks import deliver_due
 from planner.api.storage.job_records import OPEN, JobEnd, JobRecord, ProbeRecord, TaskRecord
 from planner.api.storage.queue import LOST_WORKERS, SqlQueue
@@ -69,10 +69,10 @@ class Workers(ABC, Generic[Record]):
     def start(self) -> None:
         errands = self._errands() if self._number else ()
         self._running_errands = [
-            in_thread("errand", self._run_errands, errand) for errand in errands
+            future_of("errand", self._run_errands, errand) for errand in errands
         ]
         self._threads = [
-            in_thread(f"{self.noun}s {index}", self._serve) for index in range(self._number)
+            future_of(f"{self.noun}s {index}", self._serve) for index in range(self._number)
         ]
 
     def wake(self) -> None:
