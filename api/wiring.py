@@ -14,7 +14,6 @@ from planner.api.storage.audit import SqlAuditTrail
 from planner.api.storage.calibrations import SqlCalibrationStore
 from planner.api.storage.engine import Limits, make_engine, normalise_url
 from planner.api.storage.idempotency import IdempotencyStore
-from planner.api.storage.learning import SqlLearningStore
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.migrate import ensure_current
 from planner.api.storage.own_entries import SqlOwnEntries
@@ -91,7 +90,6 @@ class Wiring:
     own_entries = _on_engine(SqlOwnEntries)
     drift = _on_engine(SqlDriftStore)
     calibrations = _on_engine(lambda engine: SqlCalibrationStore(engine, learning_basis()))
-    learning = _on_engine(lambda engine: SqlLearningStore(engine, learning_basis()))
 
     @cached_property
     def teaching(self) -> Turns:

@@ -64,6 +64,7 @@ INDIRECT = {
         "tests/unit/test_leases.py",
         "tests/contract/test_measurement_and_probe_stores.py",
     ),
+    "api/storage/learning": ("tests/contract/test_task_sweep_calibration_stores.py",),
     "api/storage/queue": (
         "tests/unit/test_leases.py",
         "tests/contract/test_measurement_and_probe_stores.py",

@@ -41,7 +41,7 @@ def learned_without(
     newest = in_use(wiring, job, owner, until)
     if newest is None:
         return None, None
-    rows = wiring.learning.inputs(newest.subject, newest.software).runs
+    rows = wiring.calibrations.inputs(newest.subject, newest.software).runs
     if not any(row.id in excluded for row in rows):
         return from_document(newest.document), None
     then = newest.created_at
@@ -90,7 +90,7 @@ def priced_runs(wiring: Wiring, rows: Sequence[RunRow]) -> list[PricedRun]:
         wiring.measurements.refuse(run_id, question)
     now = priced(shipped_calibration(), [run for run in fresh if run.id not in asked])
     if now:
-        wiring.learning.keep({run.id: run.as_dict() for run in now})
+        wiring.calibrations.keep({run.id: run.as_dict() for run in now})
     found |= {run.id: run for run in now}
     return [found[row.id] for row in rows if row.id in found]
 
@@ -109,7 +109,7 @@ def kernel_runs_of(
     ids: of probes that timed kernels, newest first; where they are left out, all.
     """
     found = []
-    ids = wiring.learning.inputs(subject).kernel_probes if ids is None else ids
+    ids = wiring.calibrations.inputs(subject).kernel_probes if ids is None else ids
     for probe in map(wiring.probes.get, reversed(ids)):
         late = until is not None and probe.finished_at is not None and probe.finished_at > until
         if late or not timed_rows(probe) or not agree(software_of(probe), software):
@@ -122,7 +122,7 @@ def kernel_runs_of(
 
 def kernel_probes(wiring: Wiring, gpu: str) -> list[ProbeRecord]:
     """The newest probes that timed kernels on this GPU, oldest first."""
-    ids = wiring.learning.inputs(Subject(trainer="", gpu=gpu)).kernel_probes
+    ids = wiring.calibrations.inputs(Subject(trainer="", gpu=gpu)).kernel_probes
     return [wiring.probes.get(one) for one in reversed(ids)]
 
 

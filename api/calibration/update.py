@@ -50,8 +50,8 @@ def calibration_for_study(
 
 def all_measured(wiring: Wiring, gpu: str | None) -> list[tuple[str, str]]:
     """(trainer, GPU) of all runs and timed kernels; of one GPU where it is named."""
-    found = set(wiring.learning.measured(gpu))
-    for timed in wiring.learning.timed_gpus(gpu):
+    found = set(wiring.calibrations.measured(gpu))
+    for timed in wiring.calibrations.timed_gpus(gpu):
         jobs = map(job_of_kernels, kernel_probes(wiring, timed))
         found |= {(job.training.trainer, timed) for job in jobs if job is not None}
     return sorted(found)
@@ -67,7 +67,7 @@ def update_calibrations(
     """
     made = []
     for trainer, gpu in sorted(set(about)):
-        for owner in ("", *wiring.learning.owners(trainer, gpu)):
+        for owner in ("", *wiring.calibrations.owners(trainer, gpu)):
             subject = Subject(trainer=trainer, gpu=gpu, owner=owner)
             with wiring.teaching.turn(subject) as ours:
                 record = _update(wiring, subject, anew) if ours else None
@@ -79,7 +79,7 @@ def update_calibrations(
 def _update(wiring: Wiring, subject: Subject, anew: bool) -> CalibrationRecord | None:
     """The subject's new calibration, in use; None where it stays, or where it has none."""
     for _ in range(MOST_ATTEMPTS):
-        inputs = wiring.learning.inputs(subject)
+        inputs = wiring.calibrations.inputs(subject)
         before = wiring.calibrations.latest(subject)
         if before is not None and before.built_from == inputs.digest and not anew:
             return None
@@ -214,7 +214,7 @@ def revert(
     )
     left: list[str] = []
     # under other versions of the software there may be older runs, which were none of that one's
-    while found := [one.id for one in wiring.learning.inputs(record.subject).runs]:
+    while found := [one.id for one in wiring.calibrations.inputs(record.subject).runs]:
         newer = [one for one in found if one not in runs]
         for one in newer:
             wiring.measurements.refuse(one, reason)

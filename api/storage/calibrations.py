@@ -1,23 +1,37 @@
 """Stored calibrations in SQL, for SQLite and PostgreSQL alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Engine,
+    Select,
+    delete,
+    or_,
+    select,
+    union,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from planner.api.storage.common import TableStore, plain_text, record_of
-from planner.api.storage.learning import read_inputs
+from planner.api.storage.job_records import ProbeRecord
+from planner.api.storage.learning import read_inputs, timed
 from planner.api.storage.records import LearningInputs, Subject
 from planner.api.storage.room import take_turns
-from planner.api.storage.tables import CalibrationRecord, PlanRow
+from planner.api.storage.tables import CalibrationRecord, MeasurementRow, PlanRow, PricedRunRow
 from planner.api.storage.transactions import reading, writing
 
 
 class SqlCalibrationStore(TableStore[CalibrationRecord]):
-    """Keeps calibrations, one in use for each subject. basis: see `SqlLearningStore`."""
+    """Keeps calibrations, one in use for each subject, and finds what they are made from.
+
+    basis: of what pricing a run found; what was found on another is not used.
+    """
 
     table, what, where = CalibrationRecord, "calibration", "GET /calibrations lists them"
 
@@ -102,6 +116,60 @@ class SqlCalibrationStore(TableStore[CalibrationRecord]):
         )
         with reading(self.engine) as session:
             return [record_of(Subject, row) for row in session.execute(query)]
+
+    # ---- what they are made from ----------------------------------------------------------------
+
+    def inputs(self, subject: Subject, software: Mapping[str, str] | None = None) -> LearningInputs:
+        """Inputs of this subject's calibration as of now.
+
+        software: of the runs; where it is left out, that of the newest run.
+        """
+        with reading(self.engine) as session:
+            return read_inputs(session, subject, self.basis, software)
+
+    def keep(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keeps what pricing these runs found, by id; of a run that is gone, nothing."""
+        with writing(self.engine) as session:
+            ids = select(MeasurementRow.id).where(MeasurementRow.id.in_(found)).with_for_update()
+            there = session.scalars(ids).all()
+            session.execute(delete(PricedRunRow).where(PricedRunRow.measurement_id.in_(there)))
+            session.add_all(
+                PricedRunRow(measurement_id=one, basis=self.basis, document=dict(found[one]))
+                for one in there
+            )
+
+    def measured(self, gpu: str | None) -> list[tuple[str, str]]:
+        """(trainer, GPU) of all runs and calibrations in use; of one GPU where it is named."""
+        runs, made = MeasurementRow, CalibrationRecord
+        query: CompoundSelect[Any] = union(
+            select(runs.trainer, runs.gpu),
+            select(made.trainer, made.gpu).where(made.superseded_at.is_(None)),
+        )
+        with reading(self.engine) as session:
+            return [(row[0], row[1]) for row in session.execute(query) if gpu in (None, row[1])]
+
+    def timed_gpus(self, gpu: str | None) -> Sequence[str]:
+        """GPUs that kernels were timed on; only this one where it is named."""
+        query = select(ProbeRecord.gpu).where(*timed()).distinct()
+        if gpu is not None:
+            query = query.where(ProbeRecord.gpu == plain_text(gpu))
+        with reading(self.engine) as session:
+            return session.scalars(query).all()
+
+    def owners(self, trainer: str, gpu: str) -> Sequence[str]:
+        """Owners of runs of this trainer on this GPU that are not shared, or were until now.
+
+        Whose last run was deleted still has a calibration in use.
+        """
+        runs, made = MeasurementRow, CalibrationRecord
+        trainer, gpu = plain_text(trainer), plain_text(gpu)
+        unshared = (runs.trainer == trainer, runs.gpu == gpu, runs.shared.is_(False))
+        used = (made.trainer == trainer, made.gpu == gpu, made.superseded_at.is_(None))
+        query: CompoundSelect[Any] = union(
+            select(runs.asked_by).where(*unshared), select(made.owner).where(*used)
+        )
+        with reading(self.engine) as session:
+            return sorted(name for name in session.scalars(query) if name)
 
 
 def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:

@@ -1,33 +1,15 @@
-"""Learning in SQL: the runs that count, and what pricing them found."""
+"""Queries of learning: the runs that count, what pricing them found, and the kernels timed."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    CompoundSelect,
-    Engine,
-    Select,
-    and_,
-    delete,
-    func,
-    or_,
-    select,
-    union,
-)
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from planner.api.storage.common import plain_text, record_of
 from planner.api.storage.records import LearningInputs, RunRow, Subject
-from planner.api.storage.tables import (
-    CalibrationRecord,
-    DriftFinding,
-    MeasurementRow,
-    PricedRunRow,
-    ProbeRecord,
-)
-from planner.api.storage.transactions import reading, writing
+from planner.api.storage.tables import DriftFinding, MeasurementRow, PricedRunRow, ProbeRecord
 from planner.cost.machine.knobs import StaleRuns
 from planner.specs.measurement import TEACHING, software_hash
 
@@ -35,69 +17,6 @@ MOST_RUNS = 500  # newest runs that a calibration is made from
 MOST_KERNEL_PROBES = 200  # newest probes of kernels that it is made from
 OURS = "reference "  # begins the reference program's version
 NO_KERNELS = ("[]", "null")  # JSON of a request that times none
-
-
-class SqlLearningStore:
-    """The runs and timed kernels that calibrations are made from.
-
-    basis: of what pricing found; what was found on another is not used.
-    """
-
-    def __init__(self, engine: Engine, basis: str) -> None:
-        self.engine = engine
-        self.basis = basis
-
-    def inputs(self, subject: Subject, software: Mapping[str, str] | None = None) -> LearningInputs:
-        """Inputs of this subject's calibration as of now.
-
-        software: of the runs; where it is left out, that of the newest run.
-        """
-        with reading(self.engine) as session:
-            return read_inputs(session, subject, self.basis, software)
-
-    def keep(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keeps what pricing these runs found, by id; of a run that is gone, nothing."""
-        with writing(self.engine) as session:
-            ids = select(MeasurementRow.id).where(MeasurementRow.id.in_(found)).with_for_update()
-            there = session.scalars(ids).all()
-            session.execute(delete(PricedRunRow).where(PricedRunRow.measurement_id.in_(there)))
-            session.add_all(
-                PricedRunRow(measurement_id=one, basis=self.basis, document=dict(found[one]))
-                for one in there
-            )
-
-    def measured(self, gpu: str | None) -> list[tuple[str, str]]:
-        """(trainer, GPU) of all runs and calibrations in use; of one GPU where it is named."""
-        runs, made = MeasurementRow, CalibrationRecord
-        query: CompoundSelect[Any] = union(
-            select(runs.trainer, runs.gpu),
-            select(made.trainer, made.gpu).where(made.superseded_at.is_(None)),
-        )
-        with reading(self.engine) as session:
-            return [(row[0], row[1]) for row in session.execute(query) if gpu in (None, row[1])]
-
-    def timed_gpus(self, gpu: str | None) -> Sequence[str]:
-        """GPUs that kernels were timed on; only this one where it is named."""
-        query = select(ProbeRecord.gpu).where(*_timed()).distinct()
-        if gpu is not None:
-            query = query.where(ProbeRecord.gpu == plain_text(gpu))
-        with reading(self.engine) as session:
-            return session.scalars(query).all()
-
-    def owners(self, trainer: str, gpu: str) -> Sequence[str]:
-        """Owners of runs of this trainer on this GPU that are not shared, or were until now.
-
-        Whose last run was deleted still has a calibration in use.
-        """
-        runs, made = MeasurementRow, CalibrationRecord
-        trainer, gpu = plain_text(trainer), plain_text(gpu)
-        unshared = (runs.trainer == trainer, runs.gpu == gpu, runs.shared.is_(False))
-        used = (made.trainer == trainer, made.gpu == gpu, made.superseded_at.is_(None))
-        query: CompoundSelect[Any] = union(
-            select(runs.asked_by).where(*unshared), select(made.owner).where(*used)
-        )
-        with reading(self.engine) as session:
-            return sorted(name for name in session.scalars(query) if name)
 
 
 def read_inputs(
@@ -232,12 +151,12 @@ def believed_by(owner: str) -> tuple[ColumnElement[bool], ...]:
 def _kernel_probes(gpu: str) -> Select[Any]:
     return (
         select(ProbeRecord.id)
-        .where(ProbeRecord.gpu == plain_text(gpu), *_timed())
+        .where(ProbeRecord.gpu == plain_text(gpu), *timed())
         .order_by(ProbeRecord.created_at.desc(), ProbeRecord.id.desc())
         .limit(MOST_KERNEL_PROBES)
     )
 
 
-def _timed() -> tuple[ColumnElement[bool], ...]:
+def timed() -> tuple[ColumnElement[bool], ...]:
     kernels = ProbeRecord.request["kernels"].as_string()
     return ProbeRecord.state == "done", kernels.is_not(None), kernels.not_in(NO_KERNELS)

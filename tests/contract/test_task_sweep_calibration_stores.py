@@ -9,7 +9,6 @@ from sqlalchemy import Engine
 
 from planner.api.storage.calibrations import SqlCalibrationStore
 from planner.api.storage.job_records import JobEnd, TaskRecord
-from planner.api.storage.learning import SqlLearningStore
 from planner.api.storage.measurements import SqlMeasurementStore
 from planner.api.storage.records import Subject
 from planner.api.storage.sweeps import SqlSweepStore
@@ -129,16 +128,10 @@ class TestCalibrations:
     def store(self, engine: Engine) -> SqlCalibrationStore:
         return SqlCalibrationStore(engine, "basis")
 
-    @pytest.fixture
-    def learning(self, engine: Engine) -> SqlLearningStore:
-        return SqlLearningStore(engine, "basis")
-
-    def test_the_one_in_use_of_a_subject(
-        self, store: SqlCalibrationStore, learning: SqlLearningStore
-    ) -> None:
+    def test_the_one_in_use_of_a_subject(self, store: SqlCalibrationStore) -> None:
         for number, subject in enumerate((H100, H100, replace(H100, gpu="cpu"))):
             put = calibration(number, subject)
-            assert store.put_in_use(subject, put, learning.inputs(subject), put.created_at)
+            assert store.put_in_use(subject, put, store.inputs(subject), put.created_at)
 
         def latest(subject: Subject = H100, **until: datetime) -> str | None:
             found = store.latest(subject, **until)
@@ -157,10 +150,8 @@ class TestCalibrations:
         with pytest.raises(NotFoundError):
             store.get("c-9")
 
-    def test_one_before_may_be_in_use_again_or_none(
-        self, store: SqlCalibrationStore, learning: SqlLearningStore
-    ) -> None:
-        inputs = learning.inputs(H100)
+    def test_one_before_may_be_in_use_again_or_none(self, store: SqlCalibrationStore) -> None:
+        inputs = store.inputs(H100)
         for at, number in enumerate((0, 1, 0)):
             assert store.put_in_use(H100, calibration(number), inputs, NOW + timedelta(seconds=at))
         latest = store.latest(H100)
@@ -168,21 +159,19 @@ class TestCalibrations:
         assert store.put_in_use(H100, None, inputs, NOW + timedelta(seconds=9))
         assert store.latest(H100) is None
 
-    def test_one_of_older_runs_is_refused(
-        self, engine: Engine, store: SqlCalibrationStore, learning: SqlLearningStore
-    ) -> None:
-        older = learning.inputs(H100)
+    def test_one_of_older_runs_is_refused(self, engine: Engine, store: SqlCalibrationStore) -> None:
+        older = store.inputs(H100)
         runs = SqlMeasurementStore(engine)
         runs.add([measurement(1)])
         assert not store.put_in_use(H100, calibration(1), older, NOW)
         assert store.latest(H100) is None
-        newer = learning.inputs(H100)
+        newer = store.inputs(H100)
         assert [run.id for run in newer.runs] == ["measurement-001"]
         assert store.put_in_use(H100, calibration(2), newer, NOW)
         runs.delete("measurement-001")
         assert not store.put_in_use(H100, calibration(3), newer, NOW)
 
-    def test_uncounted_runs_are_no_inputs(self, engine: Engine, learning: SqlLearningStore) -> None:
+    def test_uncounted_runs_are_no_inputs(self, engine: Engine, store: SqlCalibrationStore) -> None:
         runs = SqlMeasurementStore(engine)
         told = [
             {"refused": "impossible"},
@@ -196,20 +185,20 @@ class TestCalibrations:
         ]
         runs.add([measurement(n).model_copy(update=each) for n, each in enumerate(told)])
         counting = ["measurement-007", "measurement-006"]
-        assert [run.id for run in learning.inputs(H100).runs] == counting
-        anns = learning.inputs(replace(H100, owner="ann")).runs
+        assert [run.id for run in store.inputs(H100).runs] == counting
+        anns = store.inputs(replace(H100, owner="ann")).runs
         assert [run.id for run in anns] == [*counting, "measurement-001"]
-        assert learning.owners("torchtitan", "h100-sxm-80gb") == ["ann"]
+        assert store.owners("torchtitan", "h100-sxm-80gb") == ["ann"]
         assert runs.share(asked_by="bob") == []
         assert runs.share(asked_by="ann") == ["measurement-001"]
-        assert len(learning.inputs(H100).runs) == 3
+        assert len(store.inputs(H100).runs) == 3
         runs.refuse("measurement-007", "impossible")
-        left = [run.id for run in learning.inputs(H100).runs]
+        left = [run.id for run in store.inputs(H100).runs]
         assert left == ["measurement-006", "measurement-001"]
         assert runs.get("measurement-007").refused == "impossible"
 
     def test_runs_of_both_programs_under_the_same_versions_count_together(
-        self, engine: Engine, learning: SqlLearningStore
+        self, engine: Engine, store: SqlCalibrationStore
     ) -> None:
         versions: list[dict[str, str]] = [
             {"torch": "2.10", "trainer_version": "reference 1"},
@@ -221,21 +210,21 @@ class TestCalibrations:
         SqlMeasurementStore(engine).add(told)
 
         def counting(*stack: dict[str, str]) -> list[str]:
-            return [run.id for run in learning.inputs(H100, *stack).runs]
+            return [run.id for run in store.inputs(H100, *stack).runs]
 
         assert counting() == counting(versions[2]) == ["measurement-003", "measurement-002"]
         assert counting(versions[0]) == ["measurement-000"]
 
     def test_what_pricing_found_is_kept_until_its_basis_changes_or_its_run_goes(
-        self, engine: Engine, learning: SqlLearningStore
+        self, engine: Engine, store: SqlCalibrationStore
     ) -> None:
         runs = SqlMeasurementStore(engine)
         runs.add([measurement(1)])
         for found in ({"a": 1}, {"a": 2}):
-            learning.keep({"measurement-001": found, "measurement-009": found})
-        (run,) = learning.inputs(H100).runs
+            store.keep({"measurement-001": found, "measurement-009": found})
+        (run,) = store.inputs(H100).runs
         assert run.priced == {"a": 2}
-        (other,) = SqlLearningStore(engine, "newer").inputs(H100).runs
+        (other,) = SqlCalibrationStore(engine, "newer").inputs(H100).runs
         assert other.priced is None
         runs.delete("measurement-001")
-        assert learning.inputs(H100).runs == ()
+        assert store.inputs(H100).runs == ()

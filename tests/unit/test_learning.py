@@ -268,7 +268,7 @@ def test_older_runs_never_replace_newer(wiring: Wiring, monkeypatch: pytest.Monk
     monkeypatch.setattr(update, "_made", overtaken)
     update.update_calibrations(slow, [("torchtitan", GPU)], anew=True)
     assert latest(wiring).num_runs == 3
-    assert latest(wiring).built_from == wiring.learning.inputs(SUBJECT).digest
+    assert latest(wiring).built_from == wiring.calibrations.inputs(SUBJECT).digest
 
 
 def test_many_teachers_at_once_end_with_every_run(wiring: Wiring) -> None:
