@@ -23,10 +23,14 @@ def note(
     gpu_seconds: float | None = None,
     detail: str | None = None,
 ) -> None:
-    row = AuditRow(at=database_time(), action=action, subject=plain_text(subject))
-    row.asked_by = None if asked_by is None else plain_text(asked_by)
-    row.detail = None if detail is None else plain_text(detail, DETAIL_CHARACTERS)
-    row.gpu_seconds = gpu_seconds
+    row = AuditRow(
+        at=database_time(),
+        asked_by=None if asked_by is None else plain_text(asked_by),
+        action=action,
+        subject=plain_text(subject),
+        gpu_seconds=gpu_seconds,
+        detail=None if detail is None else plain_text(detail, DETAIL_CHARACTERS),
+    )
     session.add(row)
 
 

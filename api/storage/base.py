@@ -3,8 +3,8 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, Float, MetaData, Text
-from sqlalchemy.orm import DeclarativeBase, MappedAsDataclass
+from sqlalchemy import JSON, Float, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
 from planner.api.storage.clock import UtcDateTime
 
@@ -18,8 +18,11 @@ ID_LENGTH = 64
 HASH_LENGTH = 64
 
 
-class Base(DeclarativeBase):
-    """Common metadata; constraints are named so that migrations can find them on both databases."""
+class Base(MappedAsDataclass, DeclarativeBase, kw_only=True):
+    """Common metadata; constraints are named so that migrations can find them on both databases.
+
+    A row that a session has given, or taken, is detached from it at its end: a value like others.
+    """
 
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012  (SQLAlchemy's own form)
@@ -31,10 +34,10 @@ class Base(DeclarativeBase):
     }
 
 
-class RecordBase(MappedAsDataclass, Base, kw_only=True):
-    """A table whose rows are the answers of its store.
-
-    A row that a session has given, or taken, is detached from it at its end: a value like others.
-    """
+class Listed(Base, kw_only=True):
+    """A table whose rows have ids, and are listed by the time at which they were made."""
 
     __abstract__ = True
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime]

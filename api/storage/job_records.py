@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from planner.api.storage.base import HASH_LENGTH, ID_LENGTH, RecordBase
+from planner.api.storage.base import HASH_LENGTH, ID_LENGTH, Base, Listed
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from planner.specs.plan import Plan
@@ -40,7 +40,7 @@ class Lease:
     seconds: float
 
 
-class JobRecord(RecordBase, kw_only=True):
+class JobRecord(Listed, kw_only=True):
     """A job of a queue, of whatever kind: its state, and a lease on it.
 
     request: what was asked.
@@ -59,8 +59,6 @@ class JobRecord(RecordBase, kw_only=True):
 
     __abstract__ = True
 
-    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
-    created_at: Mapped[datetime]
     request: Mapped[dict[str, Any]]
     asked_by: Mapped[str | None] = mapped_column(default=None)
     state: Mapped[JobState] = mapped_column(String(16), default="queued")
@@ -167,7 +165,7 @@ class TaskRecord(JobRecord, kw_only=True):
     notified: Mapped[int] = mapped_column(Integer, server_default="0", default=0)
 
 
-class TaskEvent(RecordBase, kw_only=True):
+class TaskEvent(Base, kw_only=True):
     """One event of a running task. number: 1, 2, 3 ... within the task."""
 
     __tablename__ = "task_events"

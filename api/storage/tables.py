@@ -1,4 +1,4 @@
-"""The tables but for the queues', which `job_records` has. `metadata` names all of them."""
+"""Tables but for those of the queues, which `job_records` has; `Base.metadata` names all."""
 
 from datetime import datetime
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Boolean, ForeignKey, Index, Integer, String, true
 from sqlalchemy.orm import Mapped, mapped_column
 
-from planner.api.storage.base import HASH_LENGTH, ID_LENGTH, RecordBase
+from planner.api.storage.base import HASH_LENGTH, ID_LENGTH, Listed
 from planner.api.storage.base import Base as Base
 from planner.api.storage.job_records import ProbeRecord as ProbeRecord
 from planner.api.storage.job_records import TaskRecord as TaskRecord
@@ -19,7 +19,7 @@ FIGURES = (
 )
 
 
-class PlanRow(Base):
+class PlanRow(Listed, kw_only=True):
     """A plan. `body` is the whole answer; the other columns are what lists and filters need."""
 
     __tablename__ = "plans"
@@ -28,8 +28,6 @@ class PlanRow(Base):
         Index("ix_plans_asked_by_created_at", "asked_by", "created_at"),
     )
 
-    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
-    created_at: Mapped[datetime]
     job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
     model: Mapped[str]
     gpu: Mapped[str]
@@ -47,7 +45,7 @@ class PlanRow(Base):
     body: Mapped[dict[str, Any]]
 
 
-class PlanLayoutRow(Base):
+class PlanLayoutRow(Base, kw_only=True):
     """One ranked layout of a plan, in columns, so that layouts can be compared across plans."""
 
     __tablename__ = "plan_layouts"
@@ -67,13 +65,11 @@ class PlanLayoutRow(Base):
     oom_probability: Mapped[float | None]
 
 
-class EstimateRow(Base):
+class EstimateRow(Listed, kw_only=True):
     """An estimate and the job that asked for it."""
 
     __tablename__ = "estimates"
 
-    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
-    created_at: Mapped[datetime]
     job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
     job: Mapped[dict[str, Any]]
     estimate: Mapped[dict[str, Any]]
@@ -81,7 +77,7 @@ class EstimateRow(Base):
     calibration_id: Mapped[str]
 
 
-class MeasurementRow(Base):
+class MeasurementRow(Listed, kw_only=True):
     """One run of one layout. `body` is the whole row; the other columns are for look-ups.
 
     shared: whether it counts for others. refused: why it is not believed.
@@ -94,8 +90,6 @@ class MeasurementRow(Base):
         Index("ix_measurements_learning", "gpu", "trainer", "created_at", "id"),
     )
 
-    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
-    created_at: Mapped[datetime]
     job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
     model: Mapped[str]
     gpu: Mapped[str]
@@ -117,7 +111,7 @@ class MeasurementRow(Base):
     refused: Mapped[str | None]
 
 
-class PricedRunRow(Base):
+class PricedRunRow(Base, kw_only=True):
     """Predictions for a measured run, priced once.
 
     basis: the model's version and the calibration at whose knobs it was priced.
@@ -132,7 +126,7 @@ class PricedRunRow(Base):
     document: Mapped[dict[str, Any]]
 
 
-class SweepRecord(RecordBase, kw_only=True):
+class SweepRecord(Listed, kw_only=True):
     """Jobs that are measured again and again.
 
     spec: as `planner.intake.sweeps` reads it.
@@ -143,8 +137,6 @@ class SweepRecord(RecordBase, kw_only=True):
     __tablename__ = "sweeps"
     __table_args__ = (Index("ix_sweeps_created_at_id", "created_at", "id"),)
 
-    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
-    created_at: Mapped[datetime]
     name: Mapped[str]
     spec: Mapped[dict[str, Any]]
     state: Mapped[SweepState] = mapped_column(String(16), default="active")
@@ -152,7 +144,7 @@ class SweepRecord(RecordBase, kw_only=True):
     asked_by: Mapped[str | None] = mapped_column(default=None)
 
 
-class QuarantinedHost(RecordBase, kw_only=True):
+class QuarantinedHost(Base, kw_only=True):
     """A host of a pool that no run uses until then.
 
     found_by: the run of a sweep that found it bad. evidence: sentences.
@@ -168,7 +160,7 @@ class QuarantinedHost(RecordBase, kw_only=True):
     evidence: Mapped[list[Any]]
 
 
-class CalibrationRecord(RecordBase, kw_only=True):
+class CalibrationRecord(Listed, kw_only=True):
     """The calibration that runs of one trainer on one GPU under one software gave.
 
     document: the posterior, JSON-safe.
@@ -183,8 +175,6 @@ class CalibrationRecord(RecordBase, kw_only=True):
         Index("ix_calibrations_trainer_gpu_created_at", "trainer", "gpu", "created_at"),
     )
 
-    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
-    created_at: Mapped[datetime]
     trainer: Mapped[str]
     gpu: Mapped[str]
     software: Mapped[dict[str, Any]]
@@ -199,13 +189,15 @@ class CalibrationRecord(RecordBase, kw_only=True):
         return Subject(trainer=self.trainer, gpu=self.gpu, owner=self.owner)
 
 
-class AuditRow(Base):
+class AuditRow(Base, kw_only=True):
     """One line of the audit trail: who did what, when, for how many GPU-seconds."""
 
     __tablename__ = "audit_events"
     __table_args__ = (Index("ix_audit_events_asked_by_id", "asked_by", "id"),)
 
-    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, init=False
+    )
     at: Mapped[datetime]
     asked_by: Mapped[str | None]
     action: Mapped[str] = mapped_column(String(32))
@@ -214,7 +206,7 @@ class AuditRow(Base):
     detail: Mapped[str | None]
 
 
-class OwnEntry(RecordBase, kw_only=True):
+class OwnEntry(Base, kw_only=True):
     """One version of a model, GPU or cluster of the users' own. It never changes.
 
     kind: models, gpus or clusters. spec: as a job writes it. asked_by: whose it is.
@@ -230,7 +222,7 @@ class OwnEntry(RecordBase, kw_only=True):
     spec: Mapped[dict[str, Any]]
 
 
-class DriftFinding(RecordBase, kw_only=True):
+class DriftFinding(Base, kw_only=True):
     """A change of step times that a sweep found: what was learnt before it counts no more.
 
     owner: for whose plans; empty for everyone's.
@@ -257,7 +249,7 @@ class DriftFinding(RecordBase, kw_only=True):
     statement: Mapped[str]
 
 
-class KeptAnswer(RecordBase, kw_only=True):
+class KeptAnswer(Base, kw_only=True):
     """The answer given under an Idempotency-Key, stored with what the request made.
 
     status: of HTTP; null in what older versions left of a request that was never answered.
