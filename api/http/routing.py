@@ -59,11 +59,6 @@ def strict_route(*, also: tuple[str, ...] = (), within: str = "") -> type[Thread
     within: prefix of the names of a body's keys in an error.
     """
 
-    class RouteRequest(StrictRequest):
-        media_types = (JSON, *also)
-
-    RouteRequest.within = within
-
     class StrictRoute(ThreadRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
@@ -72,7 +67,9 @@ def strict_route(*, also: tuple[str, ...] = (), within: str = "") -> type[Thread
 
             async def strict(request: Request) -> Response:
                 await require_key(request)
-                return await handle(RouteRequest(request.scope, request.receive))
+                asked = StrictRequest(request.scope, request.receive)
+                asked.media_types, asked.within = (JSON, *also), within
+                return await handle(asked)
 
             return strict
 

@@ -1,4 +1,4 @@
-"""Tables but for those of the queues, which `job_records` has; `Base.metadata` names all."""
+"""All tables; the queues have theirs in `job_records`. `Base.metadata` names every one."""
 
 from datetime import datetime
 from typing import Any
