@@ -11,7 +11,7 @@ is no attempt of its job, until MOST_LOSSES were lost.
 
 import math
 import random
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -52,7 +52,7 @@ def delay_seconds(attempts: int, chance: float) -> float:
     return most * (0.5 + 0.5 * chance)
 
 
-class SqlQueue(FencedStore[Record]):
+class SqlQueue(FencedStore[Record], ABC):
     """A queue on one table. Whoever claimed a job last may write it; anyone else: ConflictError."""
 
     texts: ClassVar[tuple[str, ...]] = ()  # columns that a user's words go into
