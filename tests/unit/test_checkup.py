@@ -1,6 +1,5 @@
 """`planner-cli doctor`: each part ok, warn or fail, with what to do, and nothing of it slow."""
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +9,11 @@ import pytest
 
 from planner.api import checkup
 from planner.api.checkup import all_checks, disk
-from planner.api.cli.root import run
 from planner.api.settings import Settings
 from planner.api.wiring import wire
 from planner.probes.pools.nvidia import Survey
 from tests.conftest import ROOT, ran
+from tests.unit.conftest import Say
 from tests.unit.test_local_pool import H100
 
 
@@ -65,27 +64,23 @@ def test_gpus_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_its_json_has_every_check_and_its_code_says_whether_one_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = {"PROBE_FOLDER": tmp_path, "LEASE_FOLDER": tmp_path / "leases"}
-    for name, value in {"DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}", **folders}.items():
-        monkeypatch.setenv(f"PLANNER_{name}", str(value))
-    assert run(["doctor", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    monkeypatch.setenv("PLANNER_PROBE_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PLANNER_LEASE_FOLDER", str(tmp_path / "leases"))
+    report = say("doctor", "--json").json
     assert report["ok"]
     assert {one["state"] for one in report["checks"]} <= {"ok", "warn"}
     monkeypatch.setenv("PLANNER_HOST", "0.0.0.0")
-    assert run(["doctor"]) == 4
-    assert "fail  keys" in capsys.readouterr().out
+    assert "fail  keys" in say("doctor", code=4).out
 
 
-def test_torch_is_not_imported_here(tmp_path: Path) -> None:
+def test_torch_is_not_imported_here(sqlite_url: str) -> None:
     code = (
         "import sys\nfrom planner.api.cli.root import run\nrun(['doctor', '--json'])\n"
         "assert 'torch' not in sys.modules\n"
     )
-    database = {"PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
-    done = ran(sys.executable, "-c", code, env=database, cwd=ROOT)
+    done = ran(sys.executable, "-c", code, env={"PLANNER_DATABASE_URL": sqlite_url}, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

@@ -11,41 +11,25 @@ from current_cases import FOLDER
 from fastapi.testclient import TestClient
 
 import planner
-from planner.api.cli.root import run
-from planner.api.http.app import create_app
-from planner.api.settings import Settings
 from planner.errors import SpecError
 from planner.intake.current import format_of
 from planner.intake.trainer_files.titan_printed import printed_run
 from tests.conftest import ROOT, job_values, needed_program
+from tests.unit.conftest import Say, Told
 
 LOGS = FOLDER.parent / "titan_logs"
 FEW = ["--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--fix", "cp=1", "--fix", "pp=1", "--top-k=2"]
-
-
-@pytest.fixture(autouse=True)
-def _own_database(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
-    monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
-    monkeypatch.delenv("PLANNER_DEBUG", raising=False)
-
-
 EIGHT = FOLDER / "llama3_8b.toml"
 
 
-def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert run(arguments) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def recommended(capsys: pytest.CaptureFixture[str], path: Path, *more: str) -> str:
-    given = ("--current", str(path), *FEW, "--global-batch-size", "64")
-    return answered(capsys, "recommend", *given, *more)
+def recommended(say: Say, path: Path, *more: object) -> Told:
+    return say("recommend", "--current", path, *FEW, "--global-batch-size", "64", *more)
 
 
 def test_the_answer_says_how_many_times_as_fast_and_saves_the_new_file_whole(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    say: Say, tmp_path: Path
 ) -> None:
-    shown = recommended(capsys, EIGHT, "--save-dir", str(tmp_path / "out"))
+    shown = recommended(say, EIGHT, "--save-dir", tmp_path / "out").out
     assert "What you run today: llama3_8b.toml (TorchTitan TOML)" in shown
     assert re.search(r"Number 1 is 1\.\d+ times as fast; \d fields change\.", shown)
     today = shown.partition("What you run today")[2].partition("tok/s/GPU     MFU")[0]
@@ -59,46 +43,46 @@ def test_the_answer_says_how_many_times_as_fast_and_saves_the_new_file_whole(
     assert "\n+enable = true\n" in changes
 
 
-def test_the_difference_is_a_patch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_difference_is_a_patch(say: Say, tmp_path: Path) -> None:
     needed_program("patch", "patch")
     path = tmp_path / "llama3_8b.toml"
     path.write_bytes(EIGHT.read_bytes())
-    shown = recommended(capsys, path)
+    shown = recommended(say, path).out
     patch, command = shown[shown.index("--- a/") :], ["patch", "-p1", "-s"]
     subprocess.run(command, input=patch, text=True, cwd=tmp_path, check=True, timeout=300)
-    versus = json.loads(recommended(capsys, path, "--json"))["versus_current"]
+    versus = recommended(say, path, "--json").json["versus_current"]
     assert versus["keep"], "patched, it runs number 1"
     assert (versus["changed"], versus["diff"]) == ({}, "")
     assert versus["times_as_fast"] == pytest.approx(1.0)
 
 
-def test_the_json_names_the_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_json_names_the_source(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     text = EIGHT.read_text().replace("local_batch_size = 1", "local_batch_size = 8")
     path.write_text(text.replace('mode = "selective"', 'mode = "none"'))
-    asked = ("recommend", "--current", str(path), *FEW)
-    versus = json.loads(answered(capsys, *asked, "--json"))["versus_current"]
+    asked = ("recommend", "--current", path, *FEW)
+    versus = say(*asked, "--json").json["versus_current"]
     assert versus["source"] == {"format": "torchtitan-toml", "name": "mine.toml"}
     assert versus["missing_bytes"] > 10 * 2**30
     assert not versus["estimate"]["fits"]
     assert versus["settings"]["training.local_batch_size"][0] == 8
-    shown = answered(capsys, *asked)
-    assert re.search(r"Your file would run out of memory by [\d.]+ GiB\.", shown)
+    words = r"Your file would run out of memory by [\d.]+ GiB\."
+    assert re.search(words, say(*asked).out)
 
 
-def test_what_the_trainer_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_the_trainer_refuses(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     tp16 = EIGHT.read_text().replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 16")
     path.write_text(tp16)
-    shown = recommended(capsys, path, "--num-gpus", "16", "--top-k", "1")
+    shown = recommended(say, path, "--num-gpus", "16", "--top-k", "1").out
     assert "Its trainer would refuse your file." in shown
     assert "tp=16" in shown
 
 
-def test_a_toml_prices_as_a_job(capsys: pytest.CaptureFixture[str]) -> None:
-    path, machine = str(EIGHT), ("--gpu", "h100", "--num-gpus", "64")
-    assert json.loads(answered(capsys, "estimate", "--job", path, *machine, "--json"))["valid"]
-    ours = planner.read_current(path, cluster={"gpu": "h100", "num_gpus": 64})
+def test_a_toml_prices_as_a_job(say: Say) -> None:
+    machine = ("--gpu", "h100", "--num-gpus", "64")
+    assert say("estimate", "--job", EIGHT, *machine, "--json").json["valid"]
+    ours = planner.read_current(str(EIGHT), cluster={"gpu": "h100", "num_gpus": 64})
     assert ours.layout.dp_shard == 64
 
 
@@ -112,24 +96,23 @@ def test_python_reads_configurations_as_the_command_does(name: str, layout: dict
     assert layout.items() <= found.layout.model_dump().items()
 
 
-def test_what_is_missing_is_named_once_with_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["estimate", "--job", str(EIGHT)]) == 2
-    lines = capsys.readouterr().err.splitlines()
+def test_what_is_missing_is_named_once_with_its_flag(say: Say) -> None:
+    lines = say("estimate", "--job", EIGHT, code=2).err.splitlines()
     fields = ["error: cluster.gpu", "error: cluster.num_gpus"]
     assert [line.split(" is not in ")[0] for line in lines] == fields
     assert "--gpu h100-sxm-80gb" in lines[0]
 
 
-def test_a_log_brings_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(LOGS / "0.2.2-fsdp2-tp2.log")
-    asked = ("recommend", "--current", path, "--gpu", "h100", "--top-k", "1")
-    versus = json.loads(answered(capsys, *asked, "--json"))["versus_current"]
+def test_a_log_brings_what_it_measured(say: Say) -> None:
+    log = LOGS / "0.2.2-fsdp2-tp2.log"
+    asked = ("recommend", "--current", log, "--gpu", "h100", "--top-k", "1")
+    versus = say(*asked, "--json").json["versus_current"]
     assert versus["source"]["format"] == "torchtitan-log"
     assert (versus["layout"]["dp_shard"], versus["layout"]["tp"], versus["diff"]) == (2, 2, "")
     assert versus["measured"]["tokens_per_second_per_gpu"] > 0
     assert "selective" in versus["notes"][0]
     words = r"Measured at \d+ tokens/s/GPU; predicted / measured step"
-    assert re.search(words, answered(capsys, *asked))
+    assert re.search(words, say(*asked).out)
 
 
 def test_a_log_that_prints_its_config_says_the_rest() -> None:
@@ -151,12 +134,11 @@ def test_a_log_that_prints_its_config_says_the_rest() -> None:
     assert found["training"] | want == found["training"]
 
 
-def test_a_layout_in_json_is_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_layout_in_json_is_compared(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "layout.json"
     path.write_text('{"tp": 4}')
     asked = ("--model=llama3-8b", *FEW, "--seq-len=4096", "--global-batch-size=32", "--json")
-    answer = answered(capsys, "recommend", *asked, "--current", str(path))
-    versus = json.loads(answer)["versus_current"]
+    versus = say("recommend", *asked, "--current", path).json["versus_current"]
     assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 4)
     assert versus["times_as_fast"] > 1
 
@@ -170,23 +152,21 @@ def test_a_job_on_standard_input_that_names_torchtitan_is_no_command_of_it(text:
     assert format_of("torchrun -m torchtitan.train", "standard input") == "torchtitan-command"
 
 
-def test_a_file_of_nobody_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_file_of_nobody_is_refused(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello\n")
-    assert run(["recommend", "--current", str(path), *FEW]) == 2
-    assert "error:" in capsys.readouterr().err
+    assert "error:" in say("recommend", "--current", path, *FEW, code=2).err
     with pytest.raises(SpecError, match="no trainer's"):
         planner.read_current(str(path))
 
 
-def test_over_http_a_text_is_a_job(sqlite_url: str) -> None:
+def test_over_http_a_text_is_a_job(app: TestClient) -> None:
     current = {"current": {"name": "train.toml", "text": EIGHT.read_text()}}
     machine = {"cluster": {"gpu": "h100", "num_gpus": 8}}
     body = {**current, **machine, "search": {"fix": {"cp": 1, "pp": 1}, "top_k": 1}}
-    with TestClient(create_app(Settings(database_url=sqlite_url))) as client:
-        answer = client.post("/plan", json=body)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["versus_current"]["diff"].startswith("--- a/train.toml")
-        assert answer.json()["job"]["layout"]["dp_shard"] == 8
-        missing = client.post("/plan", json=current)
-        assert (missing.status_code, missing.json()["field"]) == (422, "cluster.gpu")
+    answer = app.post("/plan", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["versus_current"]["diff"].startswith("--- a/train.toml")
+    assert answer.json()["job"]["layout"]["dp_shard"] == 8
+    missing = app.post("/plan", json=current)
+    assert (missing.status_code, missing.json()["field"]) == (422, "cluster.gpu")

@@ -1,17 +1,16 @@
 """An error names the nearest remedy: a file beside it, a config.json, a GPU to start from."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner.api.cli.root import run
 from planner.api.input.text import read_text
 from planner.errors import Fault, SpecError
 from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model
 from planner.intake.near_files import near_file
+from tests.unit.conftest import Say
 
 
 def remedy_of(call: Any) -> str:
@@ -52,7 +51,7 @@ def test_a_missing_file_names_the_one_beside_it(tmp_path: Path) -> None:
     assert remedy_of(lambda: read_text(str(tmp_path / "jbo.yaml"), "--job")).startswith(
         f"did you mean {tmp_path}/job.yaml? Or give"
     )
-    (tmp_path / "config.json").write_text(json.dumps({}))
+    (tmp_path / "config.json").write_text("{}")
     assert f"{tmp_path}/config.json" in remedy_of(lambda: read_model(str(tmp_path / "confg.json")))
 
 
@@ -65,9 +64,5 @@ def test_what_was_not_given_has_no_value(rule: str, says: str) -> None:
     assert str(Fault("layout", None, rule, "add it")) == says
 
 
-def test_short_and_long_help_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = []
-    for flag in ("-h", "--help"):
-        assert run(["show", flag]) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] != ""
+def test_short_and_long_help_are_the_same(say: Say) -> None:
+    assert say("show", "-h").out == say("show", "--help").out != ""

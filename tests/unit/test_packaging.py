@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -14,10 +13,11 @@ import pytest
 from packaging.version import Version
 
 import planner
-from planner.api.cli.root import COMMANDS, run
+from planner.api.cli.root import COMMANDS
 from planner.api.http.app import create_app
 from planner.api.settings import Settings
 from tests.conftest import JOB, LAYOUT, ROOT, ran
+from tests.unit.conftest import Say
 from tests.zygote import module_of
 
 WHOLE: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -85,15 +85,14 @@ def test_what_is_declared_has_a_hash(name: str, extras: tuple[str, ...]) -> None
     assert declared(*extras) - pins(ROOT / "hashes" / f"{name}.txt").keys() == set()
 
 
-def test_there_is_one_version_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_one_version_number(say: Say, sqlite_url: str) -> None:
     """Of package, library, command and OpenAPI; the cost model has its own, `model_version`."""
     from setuptools.config.pyprojecttoml import read_configuration
 
-    app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'x.db'}"))
-    assert run(["--version"]) == 0
+    app = create_app(Settings(database_url=sqlite_url))
     assert {
         read_configuration(ROOT / "pyproject.toml")["project"]["version"],
-        capsys.readouterr().out.strip(),
+        say("--version").out.strip(),
         app.version,
         app.openapi()["info"]["version"],
         re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0],
@@ -157,8 +156,7 @@ def test_what_a_machine_lacks_is_an_error_in_ci() -> None:
 
 def test_what_is_installed_is_checked_by_each_commit_and_listed_by_an_audit() -> None:
     def steps(target: str) -> str:
-        command = ["make", "--dry-run", target, "VENV=/nowhere"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return ran("make", "--dry-run", target, "VENV=/nowhere", cwd=ROOT, check=True).stdout
 
     assert "-m pip check\n" in steps("test")
     for part in ("cyclonedx-py environment", "build/sbom.json", "build/licences.md"):
