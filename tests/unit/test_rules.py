@@ -182,22 +182,26 @@ CASES = [
     *(
         case(f"{name} refuses the number of stages a rank",
             f"pp=4 pp_schedule={name} virtual_stages={bad} ac=full",
-            f"pp=4 pp_schedule={name} virtual_stages={good} ac=full", job)
-        for name, bad, good, job in (
-            ("GPipe", 2, 1, ""), ("1F1B", 2, 1, ""), ("Interleaved1F1B", 1, 2, ""),
-            ("LoopedBFS", 1, 2, ""), ("ZBVZeroBubble", 1, 2, ""),
-            ("InterleavedZeroBubble", 1, 2, ""), ("DualPipeV", 3, 2, ""),
-            ("ZB-1p", 2, 1, "megatron zero-bubble"), ("ZB-2p", 2, 1, "megatron zero-bubble"),
+            f"pp=4 pp_schedule={name} virtual_stages={good} ac=full", job, f"{words} per rank")
+        for name, bad, good, job, words in (
+            ("GPipe", 2, 1, "", "one stage"), ("1F1B", 2, 1, "", "one stage"),
+            ("Interleaved1F1B", 1, 2, "", "at least 2 stages"),
+            ("LoopedBFS", 1, 2, "", "at least 2 stages"),
+            ("ZBVZeroBubble", 1, 2, "", "exactly 2 stages"),
+            ("InterleavedZeroBubble", 1, 2, "", "at least 2 stages"),
+            ("DualPipeV", 3, 2, "", "exactly 2 stages"),
+            ("ZB-1p", 2, 1, "megatron zero-bubble", "one stage"),
+            ("ZB-2p", 2, 1, "megatron zero-bubble", "one stage"),
         )
     ),
     *(
         case(f"{name} refuses the number of microbatches",
             f"pp=4 pp_schedule={name} micro_batch_size={bad} ac=full",
-            f"pp=4 pp_schedule={name} micro_batch_size={good} ac=full", job)
-        for name, bad, good, job in (
-            ("1F1B", 8, 4, ""), ("DualPipeV", 4, 2, ""),
-            ("Interleaved1F1B", 2, 3, "global_batch_size=72"),
-            ("InterleavedZeroBubble", 2, 3, "global_batch_size=72"),
+            f"pp=4 pp_schedule={name} micro_batch_size={good} ac=full", job, words)
+        for name, bad, good, job, words in (
+            ("1F1B", 8, 4, "", "2 < pp=4"), ("DualPipeV", 4, 2, "", "4 < 2 x pp=4"),
+            ("Interleaved1F1B", 2, 3, "global_batch_size=72", "9 is no multiple of 9"),
+            ("InterleavedZeroBubble", 2, 3, "global_batch_size=72", "9 is no multiple of 9"),
         )
     ),
     case("expert parallelism without experts", "ep=2", "ep=1", text="llama3-8b has no experts"),
