@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planner.errors import ProbeError
-from planner.probes.launch import LaunchSettings, Watch
+from planner.probes.launch import Watch
 from planner.probes.pools.slurm import SlurmPool
 from planner.probes.pools.slurm_node import master_port
 from planner.probes.pools.slurm_options import SlurmOptions
@@ -106,13 +106,6 @@ def test_planner_cli_probe_through_slurm(
     (one,) = json.loads(done.stdout)["probes"]
     assert one["state"] == "done"
     assert one["measurement"]["measured"]["step_seconds"] == worker.STEP_SECONDS
-
-
-def test_without_slurm_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    task = ProbeTask(id="x", job=TWO_NODES, device="cpu")
-    with pytest.raises(ProbeError, match="sbatch is not installed here; use --pool local"):
-        SlurmPool(LaunchSettings(folder=tmp_path)).run(task)
 
 
 def test_ports_differ_by_job_and_attempt_and_stay_out_of_the_clients_range() -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,9 +151,10 @@ def test_slurm_without_its_commands_and_a_recording(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     slurm = SlurmPool(LaunchSettings(folder=tmp_path, python=interpreter(tmp_path, "{}")))
-    for wait in (False, True):
+    run = partial(slurm.run, ProbeTask(id="probe-1", job=CPU.request, device="cpu"))
+    for call in (run, partial(slurm.check, NEED), partial(slurm.check, NEED, wait=True)):
         with pytest.raises(ProbeError, match="sbatch is not installed here; use --pool local"):
-            slurm.check(NEED, wait=wait)
+            call()
     ReplayPool([]).check(NEED)
 
 
