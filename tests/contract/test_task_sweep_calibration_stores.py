@@ -15,9 +15,8 @@ from planner.api.storage.sweeps import SqlSweepStore
 from planner.api.storage.tables import CalibrationRecord, SweepRecord
 from planner.api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError
-from planner.intake.jobs import read_job
-from planner.specs.measurement import Measured, Measurement
-from tests.conftest import JOB, LAYOUT
+from planner.specs.measurement import Measured
+from tests.contract.test_measurement_and_probe_stores import SUBJECT, measurement
 from tests.stand_ins.records import NOW, lease, task_record
 
 
@@ -102,20 +101,7 @@ class TestSweeps:
         assert [each.id for each in sweeps.list().items] == ["sweep-1"]
 
 
-H100 = Subject(trainer="torchtitan", gpu="h100-sxm-80gb")
-
-
-def measurement(number: int) -> Measurement:
-    return Measurement(
-        id=f"measurement-{number:03d}",
-        created_at=(NOW + timedelta(seconds=number)).isoformat(),
-        job=read_job({**JOB, "layout": LAYOUT}),
-        measured=Measured(rung="probed", step_seconds=2.5),
-        software={"torch": "2.13"},
-    )
-
-
-def calibration(number: int, subject: Subject = H100) -> CalibrationRecord:
+def calibration(number: int, subject: Subject = SUBJECT) -> CalibrationRecord:
     learnt: dict[str, Any] = {"software": {"torch": "2.13"}, "document": {"shifts": [0.1]}}
     at = NOW + timedelta(seconds=number)
     return CalibrationRecord(
@@ -129,11 +115,11 @@ class TestCalibrations:
         return SqlCalibrationStore(engine, "basis")
 
     def test_the_one_in_use_of_a_subject(self, store: SqlCalibrationStore) -> None:
-        for number, subject in enumerate((H100, H100, replace(H100, gpu="cpu"))):
+        for number, subject in enumerate((SUBJECT, SUBJECT, replace(SUBJECT, gpu="cpu"))):
             put = calibration(number, subject)
             assert store.put_in_use(subject, put, store.inputs(subject), put.created_at)
 
-        def latest(subject: Subject = H100, **until: datetime) -> str | None:
+        def latest(subject: Subject = SUBJECT, **until: datetime) -> str | None:
             found = store.latest(subject, **until)
             return found and found.id
 
@@ -141,7 +127,7 @@ class TestCalibrations:
         assert store.get("c-0").superseded_at == NOW + timedelta(seconds=1)
         assert store.get("c-1") == calibration(1)
         assert latest(Subject(trainer="megatron", gpu="cpu")) is None
-        assert latest(replace(H100, owner="ann")) is None
+        assert latest(replace(SUBJECT, owner="ann")) is None
         assert latest(until=NOW + timedelta(seconds=0.5)) == "c-0"
         assert latest(until=NOW - timedelta(days=1)) is None
         assert [each.id for each in store.list(limit=2).items] == ["c-2", "c-1"]
@@ -151,25 +137,27 @@ class TestCalibrations:
             store.get("c-9")
 
     def test_one_before_may_be_in_use_again_or_none(self, store: SqlCalibrationStore) -> None:
-        inputs = store.inputs(H100)
+        inputs = store.inputs(SUBJECT)
         for at, number in enumerate((0, 1, 0)):
-            assert store.put_in_use(H100, calibration(number), inputs, NOW + timedelta(seconds=at))
-        latest = store.latest(H100)
+            assert store.put_in_use(
+                SUBJECT, calibration(number), inputs, NOW + timedelta(seconds=at)
+            )
+        latest = store.latest(SUBJECT)
         assert (latest.id, latest.superseded_at) == ("c-0", None)
-        assert store.put_in_use(H100, None, inputs, NOW + timedelta(seconds=9))
-        assert store.latest(H100) is None
+        assert store.put_in_use(SUBJECT, None, inputs, NOW + timedelta(seconds=9))
+        assert store.latest(SUBJECT) is None
 
     def test_one_of_older_runs_is_refused(self, engine: Engine, store: SqlCalibrationStore) -> None:
-        older = store.inputs(H100)
+        older = store.inputs(SUBJECT)
         runs = SqlMeasurementStore(engine)
         runs.add([measurement(1)])
-        assert not store.put_in_use(H100, calibration(1), older, NOW)
-        assert store.latest(H100) is None
-        newer = store.inputs(H100)
+        assert not store.put_in_use(SUBJECT, calibration(1), older, NOW)
+        assert store.latest(SUBJECT) is None
+        newer = store.inputs(SUBJECT)
         assert [run.id for run in newer.runs] == ["measurement-001"]
-        assert store.put_in_use(H100, calibration(2), newer, NOW)
+        assert store.put_in_use(SUBJECT, calibration(2), newer, NOW)
         runs.delete("measurement-001")
-        assert not store.put_in_use(H100, calibration(3), newer, NOW)
+        assert not store.put_in_use(SUBJECT, calibration(3), newer, NOW)
 
     def test_uncounted_runs_are_no_inputs(self, engine: Engine, store: SqlCalibrationStore) -> None:
         runs = SqlMeasurementStore(engine)
@@ -185,15 +173,15 @@ class TestCalibrations:
         ]
         runs.add([measurement(n).model_copy(update=each) for n, each in enumerate(told)])
         counting = ["measurement-007", "measurement-006"]
-        assert [run.id for run in store.inputs(H100).runs] == counting
-        anns = store.inputs(replace(H100, owner="ann")).runs
+        assert [run.id for run in store.inputs(SUBJECT).runs] == counting
+        anns = store.inputs(replace(SUBJECT, owner="ann")).runs
         assert [run.id for run in anns] == [*counting, "measurement-001"]
         assert store.owners("torchtitan", "h100-sxm-80gb") == ["ann"]
         assert runs.share(asked_by="bob") == []
         assert runs.share(asked_by="ann") == ["measurement-001"]
-        assert len(store.inputs(H100).runs) == 3
+        assert len(store.inputs(SUBJECT).runs) == 3
         runs.refuse("measurement-007", "impossible")
-        left = [run.id for run in store.inputs(H100).runs]
+        left = [run.id for run in store.inputs(SUBJECT).runs]
         assert left == ["measurement-006", "measurement-001"]
         assert runs.get("measurement-007").refused == "impossible"
 
@@ -210,7 +198,7 @@ class TestCalibrations:
         SqlMeasurementStore(engine).add(told)
 
         def counting(*stack: dict[str, str]) -> list[str]:
-            return [run.id for run in store.inputs(H100, *stack).runs]
+            return [run.id for run in store.inputs(SUBJECT, *stack).runs]
 
         assert counting() == counting(versions[2]) == ["measurement-003", "measurement-002"]
         assert counting(versions[0]) == ["measurement-000"]
@@ -222,9 +210,9 @@ class TestCalibrations:
         runs.add([measurement(1)])
         for found in ({"a": 1}, {"a": 2}):
             store.keep({"measurement-001": found, "measurement-009": found})
-        (run,) = store.inputs(H100).runs
+        (run,) = store.inputs(SUBJECT).runs
         assert run.priced == {"a": 2}
-        (other,) = SqlCalibrationStore(engine, "newer").inputs(H100).runs
+        (other,) = SqlCalibrationStore(engine, "newer").inputs(SUBJECT).runs
         assert other.priced is None
         runs.delete("measurement-001")
-        assert store.inputs(H100).runs == ()
+        assert store.inputs(SUBJECT).runs == ()

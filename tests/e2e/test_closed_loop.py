@@ -38,10 +38,9 @@ from planner.intake.sweeps import read_sweep
 from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
 from tests.conftest import PLANNER, ROOT, Cli, clean_environment, job_values, needed
-from tests.e2e.conftest import REAL_PROBE
+from tests.e2e.conftest import REAL_PROBE, write
 from tests.e2e.probe_jobs import TINY, until
 from tests.e2e.test_http_sweeps_and_pages import pages
-from tests.served import in_process
 from tests.stand_ins import worker
 from tests.stand_ins.ageing import age
 
@@ -76,18 +75,12 @@ def environment(sqlite_url: str, surroundings: Surroundings) -> dict[str, str]:
     return {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
 
 
-def written(folder: Path, values: dict[str, Any], name: str = "job.json") -> Path:
-    path = folder / name
-    path.write_text(json.dumps(values))
-    return path
-
-
 @pytest.fixture
 def recommend_it(cli: Cli, tmp_path: Path, surroundings: Surroundings) -> Recommend:
     """Runs `recommend --json` on JOB with these changes."""
 
     def run(env: Surroundings | None = None, **changes: Any) -> Any:
-        path = written(tmp_path, {**JOB, **changes})
+        path = write(tmp_path, "job.json", {**JOB, **changes})
         return cli("recommend", "--job", path, "--json", env=surroundings | (env or {}))
 
     return run
@@ -199,7 +192,7 @@ def kill_at(
 def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
     cli: Cli, recommend_it: Recommend, tmp_path: Path, wiring: Wiring, environment: dict[str, str]
 ) -> None:
-    path = written(tmp_path, {**JOB, "notes": "sleep 1"})
+    path = write(tmp_path, "job.json", {**JOB, "notes": "sleep 1"})
     assert cli("db", "upgrade").returncode == 0
     for moment in MOMENTS.values():
         kill_at(moment, ["recommend", "--job", str(path), "--json"], wiring, environment)
@@ -309,9 +302,9 @@ def test_without_torch_nothing_is_spent_or_stored_and_the_extra_is_named(
     assert cli("db", "upgrade").returncode == 0
     one = {**BARE, "layout": {"dp_shard": 2, "ac": "none"}}
     for arguments in (
-        ("recommend", "--job", written(tmp_path, JOB)),
-        ("probe", "--job", written(tmp_path, one, "one.json")),
-        ("sweep", "run", written(tmp_path, SWEEP, "sweep.json")),
+        ("recommend", "--job", write(tmp_path, "job.json", JOB)),
+        ("probe", "--job", write(tmp_path, "one.json", one)),
+        ("sweep", "run", write(tmp_path, "sweep.json", SWEEP)),
         ("calibrate", "--pool", "local", "--gpu", "cpu"),
     ):
         done = cli(*arguments, env={**surroundings, **without_torch(tmp_path / str(arguments[0]))})
@@ -338,7 +331,7 @@ def test_what_is_missing_in_mid_study_stops_it_with_that_reason(recommend_it: Re
 def test_a_sweep_measures_learns_and_reports_changes(
     cli: Cli, tmp_path: Path, surroundings: Surroundings
 ) -> None:
-    first = cli("sweep", "run", written(tmp_path, SWEEP, "sweep.json"), "--json", env=surroundings)
+    first = cli("sweep", "run", write(tmp_path, "sweep.json", SWEEP), "--json", env=surroundings)
     report = said(first)
     (job,) = report["jobs"]
     lines = first.stderr.splitlines()
@@ -361,7 +354,7 @@ def test_a_sweep_measures_learns_and_reports_changes(
 @pytest.mark.slow
 def test_a_terminal_shows_how_far_a_sweep_is(tmp_path: Path, environment: dict[str, str]) -> None:
     near, far = pty.openpty()
-    command = [*PLANNER, "sweep", "run", str(written(tmp_path, SWEEP, "sweep.json"))]
+    command = [*PLANNER, "sweep", "run", str(write(tmp_path, "sweep.json", SWEEP))]
     terminal = {**environment, "TERM": "xterm", "COLUMNS": "120"}
     with subprocess.Popen(
         command, cwd=ROOT, env=terminal, stdout=subprocess.DEVNULL, stderr=far
@@ -453,7 +446,7 @@ THREE_HEADS = {**BARE, "model": {**TINY, "num_attention_heads": 3, "num_key_valu
 def test_a_sweep_that_measures_nothing_ends_as_its_first_failure_would(
     cli: Cli, tmp_path: Path, sweep: dict[str, Any], code: int, words: str
 ) -> None:
-    nothing = cli("sweep", "run", written(tmp_path, {"name": "n", **sweep}, "sweep.json"), "--json")
+    nothing = cli("sweep", "run", write(tmp_path, "sweep.json", {"name": "n", **sweep}), "--json")
     assert nothing.returncode == code, nothing.stderr
     (line,) = (line for line in nothing.stderr.splitlines() if line.startswith("error: "))
     assert words in line
@@ -513,7 +506,7 @@ def test_a_worker_says_what_starts_and_what_ends(
 
 def test_sweeps_are_scheduled_paused_cancelled(cli: Cli, tmp_path: Path, wiring: Wiring) -> None:
     def scheduled(when: str) -> Any:
-        path = written(tmp_path, {**SWEEP, "schedule": when}, "sweep.json")
+        path = write(tmp_path, "sweep.json", {**SWEEP, "schedule": when})
         return cli("sweep", "schedule", path, "--json")
 
     sweep = said(scheduled("0 2 * * *"))
@@ -530,39 +523,32 @@ def test_sweeps_are_scheduled_paused_cancelled(cli: Cli, tmp_path: Path, wiring:
 
 
 @pytest.fixture
-def client(wiring: Wiring) -> Iterator[TestClient]:
+def busy(wiring: Wiring) -> Iterator[TestClient]:
     with TestClient(create_app(wiring.settings), raise_server_exceptions=False) as made:
         yield made
 
 
-@pytest.fixture
-def idle(sqlite_url: str) -> Iterator[TestClient]:
-    """A service without workers."""
-    with in_process(sqlite_url, task_workers=0, probe_workers=0) as made:
-        yield made
-
-
-def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: TestClient) -> None:
-    accepted = client.post("/plan", json={**JOB, "probe": {"max_probes": 1, "steps": 2}})
+def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(busy: TestClient) -> None:
+    accepted = busy.post("/plan", json={**JOB, "probe": {"max_probes": 1, "steps": 2}})
     assert accepted.status_code == 202, accepted.text
     where = accepted.headers["location"]
-    text = client.get(f"{where}/events").text
+    text = busy.get(f"{where}/events").text
     names = re.findall(r"^event: (.*)$", text, re.MULTILINE)
     assert names[-1] == "done"
     assert {"study", "probe"} <= set(names)
     numbers = re.findall(r"id: (\d+)\nevent: study\n", text)
     assert numbers == [str(number) for number in range(1, names.count("study") + 1)]
     for last, rest in (("1", numbers[1:]), (numbers[-1], []), ("mine", numbers)):
-        again = client.get(f"{where}/events", headers={"last-event-id": last}).text
+        again = busy.get(f"{where}/events", headers={"last-event-id": last}).text
         assert re.findall(r"id: (\d+)\nevent: study\n", again) == rest
         assert again.count("event: probe\n") == 1, "where its probes stand is told anew"
-    plan = client.get(where).json()
+    plan = busy.get(where).json()
     assert (plan["id"], plan["ranked"][0]["source"]) == (accepted.json()["id"], "probed")
-    known = client.get("/calibrations").json()["items"]
+    known = busy.get("/calibrations").json()["items"]
     (learnt,) = (item["id"] for item in known if item.get("gpu") == "cpu")
     job = {**BARE, "layout": {"dp_shard": 2}}
-    assert client.post("/estimate", json=job).json()["calibration_id"] == learnt
-    (one,) = client.post("/estimate", json=[job]).json()
+    assert busy.post("/estimate", json=job).json()["calibration_id"] == learnt
+    (one,) = busy.post("/estimate", json=[job]).json()
     assert one["calibration_id"] == learnt
 
 
@@ -578,51 +564,51 @@ def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(
         assert client.get("/plans").json()["items"] == []
 
 
-def test_over_http_a_queued_plan_can_be_cancelled(idle: TestClient) -> None:
-    where = idle.post("/plan", json=JOB).headers["location"]
-    assert idle.get(where).json()["status"] == "queued"
-    (line,) = idle.get("/plans").json()["items"]
+def test_over_http_a_queued_plan_can_be_cancelled(client: TestClient) -> None:
+    where = client.post("/plan", json=JOB).headers["location"]
+    assert client.get(where).json()["status"] == "queued"
+    (line,) = client.get("/plans").json()["items"]
     assert (line["status"], line["model"], line["layout"]) == ("queued", "tiny", None)
-    assert idle.delete(where).json()["status"] == "cancelled"
-    assert idle.get(where).json()["status"] == "cancelled"
-    assert idle.get("/plans").json()["items"] == []
+    assert client.delete(where).json()["status"] == "cancelled"
+    assert client.get(where).json()["status"] == "cancelled"
+    assert client.get("/plans").json()["items"] == []
 
 
 @pytest.mark.slow
-def test_over_http_a_cancelled_plan_says_so_and_its_best_is_readable(client: TestClient) -> None:
+def test_over_http_a_cancelled_plan_says_so_and_its_best_is_readable(busy: TestClient) -> None:
     def states(what: str, name: str) -> list[str]:
-        return [one[name] for one in client.get(what).json()["items"]]
+        return [one[name] for one in busy.get(what).json()["items"]]
 
-    where = client.post("/plan", json={**JOB, "notes": "sleep 30"}).headers["location"]
+    where = busy.post("/plan", json={**JOB, "notes": "sleep 30"}).headers["location"]
     until(lambda: "running" in states("/probes", "state"))
     assert states("/plans", "status") == ["running"]
-    client.delete(where)
-    until(lambda: "ranked" in client.get(where).json())
+    busy.delete(where)
+    until(lambda: "ranked" in busy.get(where).json())
     assert states("/plans", "status") == ["cancelled"]
     assert states("/plans", "id") == [where.removeprefix("/plans/")]
 
 
-def test_over_http_plans_and_open_studies_are_read_page_by_page(idle: TestClient) -> None:
+def test_over_http_plans_and_open_studies_are_read_page_by_page(client: TestClient) -> None:
     paper = {key: value for key, value in JOB.items() if key != "probe"}
-    asked = [idle.post("/plan", json=job).json()["id"] for job in (paper, JOB, JOB, paper, JOB)]
+    asked = [client.post("/plan", json=job).json()["id"] for job in (paper, JOB, JOB, paper, JOB)]
     for limit in (1, 2, 3, 5):
-        found = [line["id"] for page in pages(idle, "/plans", limit) for line in page]
+        found = [line["id"] for page in pages(client, "/plans", limit) for line in page]
         assert found == asked[::-1]
 
 
 @pytest.mark.slow
-def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
-    made = client.post("/sweeps", json=SWEEP)
+def test_over_http_a_sweep_is_stored_run_and_shown(busy: TestClient) -> None:
+    made = busy.post("/sweeps", json=SWEEP)
     assert made.status_code == 201, made.text
     where = made.headers["location"]
-    assert client.post(f"{where}/run").status_code == 202
-    until(lambda: client.get(where).json()["runs"][0]["state"] not in ("queued", "running"))
-    (run,) = client.get(where).json()["runs"]
+    assert busy.post(f"{where}/run").status_code == 202
+    until(lambda: busy.get(where).json()["runs"][0]["state"] not in ("queued", "running"))
+    (run,) = busy.get(where).json()["runs"]
     assert run["state"] == "done", run
     assert run["report"]["headline"].startswith("3 of 3 layouts measured")
-    assert client.get("/sweeps").json()["items"][0]["id"] == made.json()["id"]
-    assert client.delete(where).json()["state"] == "cancelled"
-    assert client.get("/sweeps/sweep-nope").status_code == 404
+    assert busy.get("/sweeps").json()["items"][0]["id"] == made.json()["id"]
+    assert busy.delete(where).json()["state"] == "cancelled"
+    assert busy.get("/sweeps/sweep-nope").status_code == 404
 
 
 @pytest.mark.slow

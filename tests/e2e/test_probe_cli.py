@@ -14,9 +14,9 @@ import pytest
 
 from planner.probes import guardian
 from tests.conftest import PLANNER, ROOT, Cli, clean_environment, job_values, needed
-from tests.e2e.conftest import REAL_PROBE
+from tests.e2e.conftest import REAL_PROBE, write
 from tests.e2e.probe_jobs import TINY, working
-from tests.e2e.test_closed_loop import items, said, written
+from tests.e2e.test_closed_loop import items, said
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -30,7 +30,7 @@ def probe(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> Probe:
     """Runs `probe --job` on a job with these notes for the stand-in."""
 
     def run(notes: str = "", *arguments: str, job: Any = JOB, env: Any = None) -> Any:
-        path = written(tmp_path, {**job, "notes": notes} if notes or job is JOB else job)
+        path = write(tmp_path, "job.json", {**job, "notes": notes} if notes or job is JOB else job)
         return cli("probe", "--job", path, *arguments, env={**surroundings, **(env or {})})
 
     return run
@@ -130,7 +130,7 @@ def test_emulated_ranks_without_a_gpu_tell_memory_alone(probe: Probe) -> None:
 
 @pytest.mark.slow
 def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
-    path = written(tmp_path, {key: JOB[key] for key in ("model", "cluster", "training")})
+    path = write(tmp_path, "job.json", {key: JOB[key] for key in ("model", "cluster", "training")})
     plan = json.loads(cli("recommend", "--job", path, "--top-k", "3", "--json").stdout)
 
     def best(count: int, plan_id: str = plan["id"]) -> Any:
@@ -174,7 +174,7 @@ def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
 def test_an_interruption_ends_the_probe_first(
     tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
-    path = written(tmp_path, {**JOB, "notes": "scatter 600"})
+    path = write(tmp_path, "job.json", {**JOB, "notes": "scatter 600"})
     process = subprocess.Popen(
         [*PLANNER, "probe", "--job", str(path)],
         env={**clean_environment(), **surroundings, "PLANNER_DATABASE_URL": sqlite_url},

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from export_cases import cluster, layout, model, to_megatron, to_titan, training
+from real_torchtitan import written
 
 from planner.export.base import Export
+from tests.conftest import ran
 
 STAND_INS = {
     "torchrun": """\
@@ -41,21 +42,12 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
-def placed(exported: Export, folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for name, text in exported.files.items():
-        (folder / name).write_text(text)
-    return folder
-
-
 def run(
     tools: Path, words: list[str], where: Path, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    own = ("PYTHONPATH", "MEGATRON_PATH", "HEAD_NODE")
-    kept = {key: value for key, value in os.environ.items() if key not in own}
-    environment = {**kept, "PATH": f"{tools}:{kept['PATH']}", **variables}
-    given: Any = {"capture_output": True, "text": True, "check": False, "timeout": 300}
-    return subprocess.run(words, cwd=where, env=environment, **given)
+    unset = dict.fromkeys(("PYTHONPATH", "MEGATRON_PATH", "HEAD_NODE"), "")
+    found = f"{tools}:{os.environ['PATH']}"
+    return ran(*words, cwd=where, env={**unset, "PATH": found, **variables})
 
 
 def titan(num_gpus: int = 8) -> Export:
@@ -70,7 +62,7 @@ def megatron(num_gpus: int = 8) -> Export:
 @pytest.mark.parametrize("inside", [True, False])
 def test_torchtitan_runs_from_anywhere(tools: Path, tmp_path: Path, inside: bool) -> None:
     exported = titan()
-    folder = placed(exported, tmp_path / "my run")
+    written(exported, folder := tmp_path / "my run")
     script = "launch.sh" if inside else str(folder / "launch.sh")
     words = ["bash", script, "--metrics.log_freq", "1"]
     done = run(tools, words, folder if inside else tmp_path)
@@ -89,7 +81,7 @@ def test_every_argument_is_passed(version: str, num_gpus: int, tools: Path, tmp_
     values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "memory-budget-0.5"}
     chosen, machines = layout(num_gpus, **values, reduce_dtype="bfloat16"), cluster(num_gpus)
     exported = to_titan(chosen, model("llama3.1-70b"), machines, training(), version)
-    folder = placed(exported, tmp_path / "run")
+    written(exported, folder := tmp_path / "run")
     done = run(tools, ["bash", "launch.sh", "--more"], folder, HEAD_NODE="node-1")
     said = json.loads(done.stdout)
     assert (said["allocator"], said["path"]) == ("expandable_segments:True", str(folder))
@@ -101,7 +93,8 @@ def test_every_argument_is_passed(version: str, num_gpus: int, tools: Path, tmp_
 
 def test_megatron_runs_from_anywhere_once_it_is_named(tools: Path, tmp_path: Path) -> None:
     exported = megatron()
-    folder, checkout = placed(exported, tmp_path / "run"), tmp_path / "Megatron-LM"
+    folder, checkout = tmp_path / "run", tmp_path / "Megatron-LM"
+    written(exported, folder)
     checkout.mkdir()
     (checkout / "pretrain_gpt.py").write_text("")
     there = run(tools, ["bash", str(folder / "launch.sh")], checkout)
@@ -120,7 +113,8 @@ def test_megatron_runs_from_anywhere_once_it_is_named(tools: Path, tmp_path: Pat
 @pytest.mark.parametrize("make", [titan, megatron])
 def test_a_batch_script_finds_its_launcher(make, inside: bool, tools: Path, tmp_path: Path) -> None:
     exported = make(16)
-    folder, spool = placed(exported, tmp_path / "my run"), tmp_path / "spool"
+    folder, spool = tmp_path / "my run", tmp_path / "spool"
+    written(exported, folder)
     spool.mkdir()
     (tmp_path / "pretrain_gpt.py").write_text("")
     (spool / "slurm_script").write_text((folder / "slurm.sbatch").read_text())  # Slurm runs a copy

@@ -10,6 +10,7 @@ import pytest
 from planner.schedules import SCHEDULES, to_csv
 from tests.conftest import needed, one_fast
 from tests.orders import from_csv
+from tests.unit.test_replay_twin import NOT_PLAYED, RecordingStage
 
 schedules = needed("torch.distributed.pipelining.schedules")
 get_schedule_class = schedules.get_schedule_class
@@ -67,39 +68,22 @@ def test_multi_stage_orders_are_torchs(name: str, sizes: list[tuple[int, ...]]) 
     assert compared > (30 if sizes is MANY else 7)
 
 
-class RecordingStage:
-    """Stands in for a PipelineStage: records the compute that single-stage schedules ask for."""
-
-    def __init__(self, index: int, pp: int) -> None:
-        self.stage_index, self.num_stages, self.group_size, self.group_rank = index, pp, pp, index
-        self.is_first, self.is_last = index == 0, index == pp - 1
-        self.has_backward, self.submod = True, None
-        self.seen: list[str] = []
-
-    def forward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
-        self.seen.append(f"{self.stage_index}F{microbatch}")
-
-    def backward_one_chunk(self, microbatch: int, **_: Any) -> None:
-        self.seen.append(f"{self.stage_index}B{microbatch}")
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: []
-
-
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
 def test_single_stage_orders_are_torchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = get_schedule_class(name)
-    for part in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
-        monkeypatch.setattr(kind, part, lambda *_, **__: None)
+    for part in NOT_PLAYED:
+        monkeypatch.setattr(kind, part, lambda *_, **__: None, raising=False)
     for pp, m in itertools.product((1, 2, 4, 5), (1, 2, 4, 7)):
-        stages = [RecordingStage(rank, pp) for rank in range(pp)]
+        stages = [RecordingStage(rank, pp, rank, lambda _: 0, []) for rank in range(pp)]
+        for recorded in stages:
+            recorded.group_size = pp
         if SCHEDULES[name].violation(pp, 1, m):
             with pytest.raises(ValueError, match="must be greater than"):
                 kind(stages[0], m, loss_fn=no_loss)
             continue
         for recorded in stages:
             kind(recorded, m, loss_fn=no_loss)._step_microbatches()
-        assert as_text(SCHEDULES[name].actions(pp, 1, m)) == as_text(one.seen for one in stages)
+        assert as_text(SCHEDULES[name].actions(pp, 1, m)) == as_text(one.log for one in stages)
 
 
 @pytest.mark.parametrize(("name", "pp", "v", "m"), [
