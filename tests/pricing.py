@@ -15,9 +15,11 @@ from planner.cost.price import Pricer, Prices
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.rules.base import Context
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
+from planner.specs.layout import Layout
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.registry import resolve_layout
 from planner.work.blocks import layer_ops
@@ -64,10 +66,14 @@ def rows(*layouts: dict[str, Any], trainer: str = "torchtitan", num_gpus: int = 
     return LayoutBatch.from_layouts(completed)
 
 
+def layout_of(p: Pricer | Context, **values: Any) -> Layout:
+    """As the trainer of a pricer, or of rules, completes it."""
+    return resolve_layout(values, trainer=p.training.trainer, num_gpus=p.cluster.num_gpus)
+
+
 def batch_of(p: Pricer, *layouts: dict[str, Any], **layout: Any) -> LayoutBatch:
     """Layouts, or one, as a pricer's trainer completes them."""
-    training = p.training
-    return rows(*layouts or (layout,), trainer=training.trainer, num_gpus=p.cluster.num_gpus)
+    return LayoutBatch.from_layouts([layout_of(p, **one) for one in layouts or (layout,)])
 
 
 def check_rows_and_bounds(p: Pricer, batch: LayoutBatch) -> None:

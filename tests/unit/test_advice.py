@@ -4,28 +4,23 @@ from typing import Any
 
 import pytest
 
-from planner.cost.price import Pricer
 from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.plan.advice import beyond_balance, four_bits, overlapped, warnings_for
 from planner.search.one_size import search_size
 from planner.search.variations.sensitivity import sensitivity
 from planner.specs.job import SearchSpec
-from planner.trainers.registry import resolve_layout
 from tests.conftest import job_values
+from tests.pricing import layout_of, pricer_of
 
 FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/s"}]
 
 
 def warned(words: str, layout: dict, cluster: dict | None = None, **training: Any) -> bool:
-    job = read_job({
-        "model": training.pop("model", "llama3-8b"),
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
-        "training": {"seq_len": 8192, "global_batch_size": 256, "trainer": "megatron", **training},
-    })  # fmt: skip
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    num_gpus = job.cluster.num_gpus
-    chosen = resolve_layout(layout, trainer=job.training.trainer, num_gpus=num_gpus)
+    model, given = training.pop("model", "llama3-8b"), {"trainer": "megatron", **training}
+    values = job_values(model, "h100-sxm-80gb", 64, 8192, 256, **given)
+    pricer = pricer_of(read_job({**values, "cluster": values["cluster"] | (cluster or {})}))
+    chosen = layout_of(pricer, **layout)
     (estimate,) = estimate_layouts(pricer, [chosen])
     return any(words in line for line in warnings_for(pricer, chosen, estimate))
 
@@ -54,11 +49,8 @@ def test_a_warning_comes_with_its_number_and_not_without(
 
 def unbalanced(layouts: dict[int, dict[str, Any]], **training: Any) -> list[str]:
     job = read_job(job_values("mixtral-8x7b", "h100-sxm-80gb", 64, 4096, 512, **training))
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    ranked = {
-        rank: resolve_layout(layout, trainer=job.training.trainer, num_gpus=64)
-        for rank, layout in layouts.items()
-    }
+    pricer = pricer_of(job)
+    ranked = {rank: layout_of(pricer, **layout) for rank, layout in layouts.items()}
     return list(beyond_balance(pricer, ranked))
 
 
@@ -75,8 +67,8 @@ def test_what_fits_while_experts_are_balanced_alone_names_what_fits_beside_it() 
 
 def test_a_format_of_four_bits_is_named_where_it_gains_and_nobody_asked() -> None:
     job = read_job(job_values("llama3-70b", "b200-sxm-180gb", 64, 8192, 256, trainer="megatron"))
-    layout = resolve_layout({"tp": 4, "precision": "mxfp8"}, trainer="megatron", num_gpus=64)
-    steps = sensitivity(Pricer.build(job.model, job.cluster, job.training), layout)
+    pricer = pricer_of(job)
+    steps = sensitivity(pricer, layout_of(pricer, tp=4, precision="mxfp8"))
     (sentence,) = four_bits(steps, SearchSpec())
     assert "in nvfp4 number 1 is 1." in sentence
     assert not [*four_bits(steps, SearchSpec(fix={"precision": "mxfp8"}))]

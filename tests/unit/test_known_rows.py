@@ -18,6 +18,7 @@ from planner.search.space.enumerate import build_space
 from planner.specs.layout import CP_METHODS
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
 from tests.conftest import job_values
+from tests.pricing import priced_space, pricer_of
 
 
 def some_rows(pricer: Pricer, count: int = 500) -> LayoutBatch:
@@ -30,8 +31,7 @@ JOB = job_values("mixtral-8x7b", "h100-sxm-80gb", 16, 4096, 64)
 
 
 def fresh() -> Pricer:
-    job = read_job(JOB)
-    return Pricer.build(job.model, job.cluster, job.training)
+    return pricer_of(read_job(JOB))
 
 
 @pytest.fixture
@@ -149,8 +149,7 @@ def test_a_layout_costs_what_its_representative_does(pricer: Pricer, rows: Layou
 def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer: str) -> None:
     """Layouts that differ in async TP, CP method or dispatcher alone; Ulysses is told apart."""
     job = read_job(job_values(model, "h100-sxm-80gb", 256, 4096, 256, trainer=trainer))
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, job.search)
+    pricer, space = priced_space(job)
     batch = space.expand(np.random.default_rng(3).permutation(len(space.cells))[:200])
     batch = batch.take(np.random.default_rng(4).permutation(len(batch))[:4000])
     methods = [CP_METHODS.index(name) for name in sorted(pricer.rules.cp_methods)]

@@ -18,8 +18,9 @@ from planner.precision import PRECISIONS
 from planner.rules import Context, all_rules, broken_rules, rules_for, violations
 from planner.rules.base import choices, divisors
 from planner.specs.layout import Layout
-from planner.trainers.registry import TRAINERS, resolve_layout
+from planner.trainers.registry import TRAINERS
 from tests.golden.rows import published
+from tests.pricing import layout_of
 
 MEGATRON: dict[str, Any] = {"trainer": "megatron"}
 TITAN_03: dict[str, Any] = {"trainer_version": "0.3.0"}
@@ -36,12 +37,9 @@ def context(
     )
 
 
-def resolve(c: Context, layout: dict[str, Any]) -> Layout:
-    return resolve_layout(layout, trainer=c.training.trainer, num_gpus=c.cluster.num_gpus)
-
-
 def broken_keys(c: Context, layout: dict[str, Any]) -> set[str]:
-    return {rule.key for rule, _ in broken_rules(LayoutBatch.from_layouts([resolve(c, layout)]), c)}
+    batch = LayoutBatch.from_layouts([layout_of(c, **layout)])
+    return {rule.key for rule, _ in broken_rules(batch, c)}
 
 
 @dataclass(frozen=True)
@@ -448,13 +446,13 @@ CASES = [
 def test_a_rule_breaks_and_its_neighbour_passes(case: Case) -> None:
     c = context(**case.job)
     assert case.key in broken_keys(c, case.broken)
-    assert violations(resolve(c, case.passing), c.model, c.cluster, c.training) == []
-    found = violations(resolve(c, case.broken), c.model, c.cluster, c.training)
+    assert violations(layout_of(c, **case.passing), c.model, c.cluster, c.training) == []
+    found = violations(layout_of(c, **case.broken), c.model, c.cluster, c.training)
     rules = [rule for rule in rules_for(c) if rule.key == case.key]
     assert {rule.field for rule in rules} <= set(Layout.model_fields)
     message = " | ".join(v.rule for v in found if v.field in {rule.field for rule in rules})
     assert case.text in message
-    layout = resolve(c, case.broken)
+    layout = layout_of(c, **case.broken)
     assert all(v.rule and v.value == getattr(layout, v.field) for v in found)
     assert all(v.remedy and not re.search(r"\b(\w+) or \1\b", v.remedy) for v in found)
 
@@ -465,12 +463,12 @@ def test_every_rule_has_a_case() -> None:
 
 def test_a_message_has_numbers_rule_and_remedy() -> None:
     c = context(num_gpus=32)
-    (violation,) = violations(resolve(c, {"tp": 16}), c.model, c.cluster, c.training)
+    (violation,) = violations(layout_of(c, tp=16), c.model, c.cluster, c.training)
     assert (violation.field, violation.value) == ("tp", 16)
     text = f"{violation.rule}; {violation.remedy}"
     assert text == "tp=16 does not divide 8 KV heads of llama3-8b; try tp 1, 2, 4 or 8"
     c = context(seq_len=4099)
-    (odd,) = violations(resolve(c, {}), c.model, c.cluster, c.training)
+    (odd,) = violations(layout_of(c), c.model, c.cluster, c.training)
     assert odd.remedy == "try seq_len 4100"
 
 
@@ -526,7 +524,7 @@ def test_rules_read_what_they_say() -> None:
     places = {id(rule): f"{at} {rule.key}" for at, rule in enumerate(all_rules())}
     for model, job in itertools.product(models, jobs):
         c = context(**{**job, "model": model})
-        batch = LayoutBatch.from_layouts([resolve(c, {})])
+        batch = LayoutBatch.from_layouts([layout_of(c)])
         for rule in rules_for(c):
             spy = Spy(batch)
             rule.broken(spy, c)
@@ -541,7 +539,7 @@ def test_rules_take_no_layouts_at_all() -> None:
     """A step of a search may leave none; a column of none is still one of truth values."""
     for model, trainer in (("glm5.2", "megatron"), ("mixtral-8x7b", "torchtitan")):
         c = context(model, trainer=trainer)
-        none = LayoutBatch.from_layouts([resolve(c, {})]).take(np.array([], dtype=np.int64))
+        none = LayoutBatch.from_layouts([layout_of(c)]).take(np.array([], dtype=np.int64))
         for rule in rules_for(c):
             found = np.broadcast_to(rule.broken(none, c), 0)
             assert found.dtype == np.bool_, rule.key
@@ -550,7 +548,7 @@ def test_rules_take_no_layouts_at_all() -> None:
 def test_rules_broadcast() -> None:
     c = context("mixtral-8x7b")
     degrees = itertools.product((1, 2, 8), (1, 2))
-    batch = LayoutBatch.from_layouts([resolve(c, {"tp": tp, "pp": pp}) for tp, pp in degrees])
+    batch = LayoutBatch.from_layouts([layout_of(c, tp=tp, pp=pp) for tp, pp in degrees])
     column = LayoutBatch(**{name: values[:, None] for name, values in batch.columns()})
     for rule in rules_for(c):
         flat = np.broadcast_to(rule.broken(batch, c), len(batch))

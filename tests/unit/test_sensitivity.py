@@ -1,12 +1,11 @@
 """One step in each field: every field is there, prices are the price, refusals the rules'."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.price import Pricer
-from planner.intake.jobs import read_job
 from planner.plan.explain import explain, step_sentence
 from planner.rules import violations
 from planner.search.variations.neighbours import neighbours
@@ -14,8 +13,7 @@ from planner.search.variations.sensitivity import sensitivity
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from planner.specs.plan_comparisons import SensitivityStep
-from planner.trainers.registry import resolve_layout
-from tests.conftest import job_values
+from tests.pricing import layout_of, pricer
 
 # A step in one of these may take others with it.
 TAKES_ALONG: dict[str, set[str]] = {
@@ -27,15 +25,7 @@ TAKES_ALONG: dict[str, set[str]] = {
 }  # fmt: skip
 
 
-def pricer_of(model: str, num_gpus: int, **training: Any) -> Pricer:
-    job = read_job(job_values(model, "h100-sxm-80gb", num_gpus, 4096, 256, **training))
-    return Pricer.build(job.model, job.cluster, job.training)
-
-
-def layout_of(pricer: Pricer, **values: Any) -> Layout:
-    return resolve_layout(values, trainer=pricer.training.trainer, num_gpus=pricer.cluster.num_gpus)
-
-
+pricer_of = partial(pricer, global_batch_size=256)
 CASES = [
     ("llama3-8b", 64, {},
         {"tp": 2, "cp": 2, "pp": 4, "dp_replicate": 2, "compile": True, "ac": "memory-budget-0.5",

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from planner.cost.price import Pricer
 from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.plan.explain import winner_reasons
@@ -12,12 +11,12 @@ from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
 from planner.specs.layout import Layout
 from tests.conftest import job_values
+from tests.pricing import pricer_of
 
 
 def read(*values: Any, **more: Any) -> tuple[Together, Layout]:
     job = read_job(job_values(*values, **more))
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    return Together(pricer, [job.layout]), job.layout
+    return Together(pricer_of(job), [job.layout]), job.layout
 
 
 def reasons(model: str, num_gpus: int, layout: dict, batch: int = 64, **training: Any) -> list[str]:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
@@ -14,6 +13,7 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from tests.conftest import fixed_ports, job_values
+from tests.pricing import pricer_of
 
 SMALL = {"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"}
 
@@ -112,8 +112,7 @@ def test_the_nearest_miss_is_legal_and_priced() -> None:
     layout = Layout.model_validate(miss["layout"])
     job = job_of(model="llama3-70b", cluster=SMALL)
     assert violations(layout, job.model, job.cluster, job.training) == []
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    price = pricer.price(LayoutBatch.from_layouts([layout]))
+    price = pricer_of(job).price(LayoutBatch.from_layouts([layout]))
     assert price.device_bytes[0] == pytest.approx(miss["device_bytes"])
 
 
