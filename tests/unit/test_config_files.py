@@ -108,14 +108,11 @@ def test_megatron_bridge() -> None:
     assert (job.training.trainer, job.training.seq_len) == ("megatron-bridge", 4096)
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("hf_config.json", "is a model of Hugging Face, not what trains it; give it to --model"),
-])  # fmt: skip
-def test_what_is_not_read_is_named_in_one_line(name: str, words: str) -> None:
+def test_what_is_not_read_is_named_in_one_line() -> None:
+    words = "is a model of Hugging Face, not what trains it; give it to --model"
     for read in (read_current_file, lambda path: read_job_file(path, "--job")):
-        with pytest.raises(SpecError) as caught:
-            read(str(CASE / name))
-        assert words in str(caught.value)
+        with pytest.raises(SpecError, match=words) as caught:
+            read(str(CASE / "hf_config.json"))
         assert len(caught.value.faults) == 1
 
 

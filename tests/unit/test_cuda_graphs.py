@@ -149,23 +149,17 @@ def test_where_launches_block_nothing_runs_beside_them() -> None:
 
 
 @pytest.mark.parametrize("graphs", [NONE, PARTIAL, FULL])
-def test_graphs_of_layers_leave_out_what_routing_sizes(graphs: int) -> None:
-    context = replace(eager(), graphs=np.array([graphs]))
+@pytest.mark.parametrize("capacity", [None, 1.0])
+def test_graphs_of_layers_leave_out_what_routing_sizes(graphs: int, capacity: Any) -> None:
+    """With a capacity nothing waits, and the graphs hold the experts too."""
+    context = replace(eager(moe_capacity_factor=capacity), graphs=np.array([graphs]))
     known, routed = {"forward_kernels": 20.0, "waits": 1.0}, {"forward_kernels": 30.0}
     forward, _, _, wait, _ = added(context, known, routed, ops=(OPERATION, ROUTED))
     # one replay takes the place of 20 launches
-    launched = {NONE: 50.0, PARTIAL: 31.0, FULL: 0.0}[graphs] * LAUNCH
+    launched = {NONE: 50.0, PARTIAL: 1.0 if capacity else 31.0, FULL: 0.0}[graphs] * LAUNCH
     assert forward + wait == pytest.approx(launched)
-    assert wait == pytest.approx(0.0 if graphs == FULL else REFILL_LAUNCHES * LAUNCH)
-
-
-@pytest.mark.parametrize("graphs", [NONE, PARTIAL, FULL])
-def test_with_a_capacity_nothing_waits_and_graphs_hold_experts(graphs: int) -> None:
-    context = replace(eager(moe_capacity_factor=1.0), graphs=np.array([graphs]))
-    known, routed = {"forward_kernels": 20.0, "waits": 1.0}, {"forward_kernels": 30.0}
-    forward, _, _, wait, _ = added(context, known, routed, ops=(OPERATION, ROUTED))
-    assert forward == pytest.approx({NONE: 50.0, PARTIAL: 1.0, FULL: 0.0}[graphs] * LAUNCH)
-    assert wait == 0.0
+    waits = 0.0 if capacity or graphs == FULL else REFILL_LAUNCHES * LAUNCH
+    assert wait == pytest.approx(waits)
 
 
 def test_before_0_16_graphs_of_layers_end_at_the_router() -> None:

@@ -84,9 +84,12 @@ def test_peaks_are_dense_and_follow_from_clock_and_units(name):
     ("mi355x-288gb", "fp8", 5033.2), ("tpu-v5p", "bf16", 459), ("h20", "bf16", 148),
     ("h20", "fp8", 296), ("rtx-5090", "bf16", 209.5), ("rtx-5090", "fp8", 419),
     ("l20", "bf16", 119.5), ("a6000", "bf16", 154.8), ("mi350x", "bf16", 2306.9),
+    ("v100", "bf16", None), ("a100", "fp8", None), ("h200", "fp4", None),
 ])  # fmt: skip
 def test_published_dense_peaks(name, dtype, peak):
-    assert load_gpu(name).peak_flops_per_second[dtype] == pytest.approx(peak * TERA)
+    """None: the silicon does not have the format."""
+    found = load_gpu(name).peak_flops_per_second.get(dtype)
+    assert found == (pytest.approx(peak * TERA) if peak else None)
 
 
 @pytest.mark.parametrize(("name", "one_way"), [
@@ -96,11 +99,6 @@ def test_published_dense_peaks(name, dtype, peak):
 ])  # fmt: skip
 def test_scale_up_bandwidth_is_one_direction(name, one_way):
     assert load_gpu(name).scale_up.bandwidth_bytes_per_second == pytest.approx(one_way * GIGA)
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("v100", "bf16"), ("a100", "fp8"), ("h200", "fp4")])
-def test_unsupported_dtypes_are_absent(name, dtype):
-    assert dtype not in load_gpu(name).peak_flops_per_second
 
 
 def test_nominal_power_follows_units_and_clock():
