@@ -10,7 +10,6 @@ import pytest
 from planner.cost.cost_inputs import units_at
 from planner.cost.data_parallel.unit_elements import unit_parameters
 from planner.cost.memory.peak import PeakMemory, RankShapes, rank_memory
-from planner.cost.price import Pricer
 from planner.intake.jobs import read_training
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 from planner.trainers.registry import TRAINERS
@@ -183,9 +182,7 @@ def test_the_worst_moment_is_the_worst_of_all() -> None:
         assert parts.pop("allocated") == pytest.approx(sum(parts.values()))
 
 
-def pricer(model: Any = "llama3-8b", num_gpus: int = 8, **training: Any) -> Pricer:
-    given = {"seq_len": 8192, "global_batch_size": 16, **training}
-    return pricing.pricer(model, num_gpus, **given)
+pricer = partial(pricing.pricer, seq_len=8192, global_batch_size=16)
 
 
 # FSDPMemTracker on one emulated rank of 8: Llama 3 8B, local batch 2, sequence 8192, eager, RMSNorm

@@ -237,16 +237,13 @@ def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
         assert getattr(with_copies, field) == pytest.approx(getattr(without, field))
 
 
-def of_units(seconds: float) -> np.ndarray:
-    return np.full((3, 1), seconds)
-
-
 def pair(**changes: float) -> PairColumns:
     seconds = {
         "forward_tp": 1.0, "forward_ep": 3.0, "backward_tp": 0.5, "backward_ep": 1.5,
         "forward_cover": 10.0, "backward_cover": 20.0,
     } | changes  # fmt: skip
-    return PairColumns(slowdown=0.25, **{name: of_units(value) for name, value in seconds.items()})
+    columns = {name: np.full((3, 1), value) for name, value in seconds.items()}
+    return PairColumns(slowdown=0.25, **columns)
 
 
 def saved(pairs: PairColumns, virtual_stages: int = 1) -> tuple[float, float, float]:

@@ -21,27 +21,21 @@ from planner.calibration.own_runs import (
     run_scale,
 )
 from planner.calibration.update import learn, learn_priced
-from planner.columns import LayoutBatch
-from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from tests.conftest import job_values
+from tests.pricing import step_seconds
 
 
 def job(model: str = "llama3-8b", **layout: Any) -> Job:
     return read_job(job_values(model, "h100-sxm-80gb", 8, 8192, 16, layout=layout))
 
 
-def seconds(asked: Job, calibration: Calibration | None = None) -> float:
-    pricer = Pricer.build(asked.model, asked.cluster, asked.training, calibration)
-    return float(pricer.price(LayoutBatch.from_layouts([asked.layout])).step_seconds[0])
-
-
 def run(name: str, asked: Job, factor: float) -> Measurement:
-    numbers = Measured(rung="probed", step_seconds=factor * seconds(asked))
+    numbers = Measured(rung="probed", step_seconds=factor * step_seconds(asked))
     made = "2026-01-01T00:00:00+00:00"
     return Measurement(id=name, created_at=made, job=asked, measured=numbers)
 
@@ -68,7 +62,7 @@ def test_one_solve_is_as_good_as_a_fit_that_prices_again(factor: float) -> None:
     again, _ = fit(Data.of(jobs, times, own=True), start, own=True)
     close = shipped.own_run_sd / 2 * abs(np.log(factor)) / np.log(1.2)
     for asked in (*jobs, *OTHERS):
-        assert seconds(asked, learnt) == pytest.approx(seconds(asked, again), rel=close)
+        assert step_seconds(asked, learnt) == pytest.approx(step_seconds(asked, again), rel=close)
 
 
 def test_a_saved_run_teaches_the_same_and_prices_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +98,12 @@ def test_what_the_reference_program_measures_is_joined_to_the_trainer_by_an_offs
     shipped, other, asked = shipped_calibration(), job("qwen3-8b"), runs_of([1.10] * 4)
     titan = learn(shipped, [by("torchtitan", one) for one in asked])
     alone = learn(shipped, [by(REFERENCE, one) for one in asked])
-    less = np.log(seconds(other, titan) / seconds(other, alone))
+    less = np.log(step_seconds(other, titan) / step_seconds(other, alone))
     assert 0.5 * REFERENCE_OFFSET < less < 2.0 * REFERENCE_OFFSET
     # this machine's reference program is 8% slower than its trainer, as one layout by both says
     both = [by(REFERENCE, one) for one in asked] + [by("torchtitan", run("t", job(), 1.02))]
     joined = learn(shipped, both)
-    assert seconds(other, joined) < 0.99 * seconds(other, alone)
+    assert step_seconds(other, joined) < 0.99 * step_seconds(other, alone)
     assert joined.own_runs == {"torchtitan on h100-sxm-80gb, bf16, dense": 5}
     assert not any("program" in name for name, _ in joined.keys)
 
@@ -132,9 +126,9 @@ def test_a_run_beside_others_counts_a_quarter() -> None:
     """Of layouts that disagree, the one that had its GPU to itself is believed more."""
     shipped, other = shipped_calibration(), job("qwen3-8b")
     fast, slow = run("a", job(), 0.95), run("b", job(ac="full"), 1.10)
-    equal = seconds(other, learn(shipped, [fast, slow]))
-    assert seconds(other, learn(shipped, [fast, by(None, slow, shared=True)])) < equal
-    assert seconds(other, learn(shipped, [by(None, fast, shared=True), slow])) > equal
+    equal = step_seconds(other, learn(shipped, [fast, slow]))
+    assert step_seconds(other, learn(shipped, [fast, by(None, slow, shared=True)])) < equal
+    assert step_seconds(other, learn(shipped, [by(None, fast, shared=True), slow])) > equal
 
 
 def test_the_scale_of_own_runs_follows_their_own_scatter() -> None:
@@ -151,8 +145,8 @@ def test_runs_that_contradict_each_other_are_believed_less_than_runs_that_agree(
     shipped, other = shipped_calibration(), job("qwen3-8b")
     signs = np.array([1.0, -1.0, 1.0, -1.0])
     agreeing, apart = (
-        np.log(seconds(other, learn(shipped, runs_of(1.10 * np.exp(signs * spread)))))
-        - np.log(seconds(other))
+        np.log(step_seconds(other, learn(shipped, runs_of(1.10 * np.exp(signs * spread)))))
+        - np.log(step_seconds(other))
         for spread in (0.0, 0.2)
     )
     assert agreeing == pytest.approx(np.log(1.10), abs=0.02)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.price import Pricer
 from planner.estimates import estimate_job
 from planner.export import export
 from planner.export.commands import read_flags
@@ -23,6 +22,7 @@ from planner.specs.training import CUDA_GRAPHS
 from planner.trainers.recipes import MODELS, RECIPES, expert_recipe
 from tests.conftest import job_values
 from tests.golden.rows import published
+from tests.pricing import step_seconds
 
 GB200, B200, H100 = "gb200-nvl72-186gb", "b200-sxm-180gb", "h100-sxm-80gb"
 
@@ -163,21 +163,15 @@ def test_every_row_of_the_table_is_of_a_model_and_counts_for_some_job() -> None:
         assert found.dispatcher == dispatcher
 
 
-def seconds(found: Job) -> float:
-    """Of a step, as priced."""
-    pricer = Pricer.build(found.model, found.cluster, found.training)
-    return float(pricer.price(LayoutBatch.from_layouts([found.layout])).step_seconds[0])
-
-
 def test_experts_in_one_kernel_save_the_passes_between_their_products() -> None:
     """At least those over the first products' outputs: 3 forward and 5 backward, in 16 bits."""
     fused = job()
     apart = job(trainer_version="NeMo 26.04", cuda_graphs="full", overlap={"ep": True})
     tokens, layers = 512 * 4096 / 8, 48
     least = layers * tokens * 8 * 768 * 2 * 8 / 8e12
-    assert seconds(apart) - seconds(fused) > least
+    assert step_seconds(apart) - step_seconds(fused) > least
     alike = [job(release=one, layout={"precision": "bf16"}) for one in ("NeMo 26.04", "NeMo 26.06")]
-    assert seconds(alike[0]) == seconds(alike[1])
+    assert step_seconds(alike[0]) == step_seconds(alike[1])
 
 
 @pytest.mark.parametrize(("releases", "gpus", "least", "worst", "mean"), [

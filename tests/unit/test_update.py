@@ -16,13 +16,12 @@ from planner.cost.data_parallel.optimizer_step import (
     update_seconds,
 )
 from planner.cost.data_parallel.overlap import exposed_data_parallel
-from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.trainers.registry import TRAINERS
 from tests.conftest import job_values
-from tests.pricing import priced, silent_shards
+from tests.pricing import collective_of, priced, silent_shards
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 
@@ -33,13 +32,6 @@ def case(
     given = ("llama3-8b", "h100-sxm-80gb", num_gpus, 8192, 4 * num_gpus)
     job = read_job(job_values(*given, layout=layout or {"dp_shard": 16}, **(training or {})))
     return priced(job)
-
-
-def sent_seconds(operation: Any, payload: np.ndarray, ranks: float, pricer: Pricer) -> float:
-    """Of one collective on this many ranks."""
-    profile, ways = pricer.profile, (np.full(1, ranks), np.ones(1))
-    rates = {"base_seconds": profile.collective_seconds, "nvls_gain": profile.nvls_gain}
-    return float(collective_seconds(operation, payload, *ways, pricer.fabric, **rates)[0])
 
 
 def optimizer_seconds(training: dict[str, Any] | None = None, **layout: Any) -> float:
@@ -167,7 +159,7 @@ def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
     exchange = found.update_seconds - update_seconds(pricer, batch, found.shard, 0 * found.shard)
     rate = pricer.device.linear_rate[pricer.device.half]
     exchange[0] -= found.shard[0] * newton_schulz_flops(pricer.model) / rate
-    once = sent_seconds("all-to-all", 2.0 * found.shard[0], 16.0, pricer)
+    once = collective_of(pricer, "all-to-all", 2.0 * found.shard[0], 16.0)[0]
     assert exchange[:, 0] == pytest.approx([2.0 * once, 0.0, 0.0])
 
 
@@ -195,7 +187,7 @@ def test_each_mode_of_muon_by_hand() -> None:
     rate = pricer.device.linear_rate[pricer.device.half]
 
     def sent(operation: str, payload: float) -> float:
-        return sent_seconds(operation, np.full(1, payload), 8.0, pricer)
+        return float(collective_of(pricer, operation, payload, 8.0)[0])
 
     def flops(g: float, n: float) -> float:
         return 5.0 * (4.0 * g * g * n + 2.0 * g**3)

@@ -1,6 +1,7 @@
 """Split backwards: what stays until W, what W does again, against torch's own."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,15 +9,14 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.layer.weight_grads import parameter_groups
-from planner.cost.price import Pricer, Prices
+from planner.cost.price import Prices
 from planner.cost.refine import play
-from planner.intake.jobs import read_training
-from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.schedules import SCHEDULES
 from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
 from planner.work.blocks import layer_ops
+from tests import pricing
 from tests.conftest import needed
 
 LLAMA = read_model("llama3-8b")
@@ -29,14 +29,11 @@ def layout(name: str, trainer: str = "torchtitan", **values: Any) -> Layout:
     return resolve_layout(values, trainer=trainer, num_gpus=8)
 
 
-def build(trainer: str) -> Pricer:
-    training = {"seq_len": 4096, "global_batch_size": 32, "trainer": trainer}
-    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    return Pricer.build(LLAMA, cluster, read_training(training))
+build = partial(pricing.pricer, global_batch_size=32)
 
 
 def priced(*layouts: Layout, trainer: str = "torchtitan") -> Prices:
-    return build(trainer).price(LayoutBatch.from_layouts(layouts), every_rank=True)
+    return build(trainer=trainer).price(LayoutBatch.from_layouts(layouts), every_rank=True)
 
 
 def held(prices: Prices, field: str, row: int = 0) -> float:
@@ -94,7 +91,7 @@ def test_priced_activations_are_the_simulated_peak(name: str, virtual: int, ac: 
     """
     split = [32 // (4 * virtual)] * 4 * virtual
     one = layout(name, virtual_stages=virtual, ac=ac, layers_per_stage=split)
-    pricer, batch = build("torchtitan"), LayoutBatch.from_layouts([one])
+    pricer, batch = build(), LayoutBatch.from_layouts([one])
     prices = pricer.price(batch, every_rank=True)
     played = play(pricer, batch, prices, np.zeros(1, dtype=np.int64))
     recomputed = prices.stage_seconds.costs.transient_bytes[:, prices.stage_seconds.at[0]].max()
@@ -154,8 +151,6 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
 @pytest.mark.torch
 def test_torch_refuses_selective_checkpointing_of_a_split_backward() -> None:
     torch = needed("torch")
-    from functools import partial
-
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
     from torch.utils import checkpoint as module
 
