@@ -1,6 +1,5 @@
 """One suite for plans and estimates: in memory, SQLite file, PostgreSQL."""
 
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -22,10 +21,6 @@ from tests.stand_ins.records import NOW, PLAN_JOB
 @pytest.fixture
 def store(engine: Engine) -> SqlStore:
     return SqlStore(engine)
-
-
-def numbered(plan: Plan, number: int, moment: datetime = NOW) -> Plan:
-    return plan.model_copy(update={"id": f"plan-{number:03d}", "created_at": moment.isoformat()})
 
 
 class TestPlans:
@@ -58,7 +53,8 @@ class TestPlans:
         assert winner.estimate.tokens_per_second_per_gpu
         update = {"expected_step_seconds": slower * winner.estimate.step_seconds}
         ranked = [winner.model_copy(update=update if slower > 1.0 else {}), *others]
-        store.save_plan(numbered(plan, 1).model_copy(update={"ranked": ranked}), PLAN_JOB)
+        changed = {"created_at": NOW.isoformat(), "ranked": ranked}
+        store.save_plan(plan.model_copy(update=changed), PLAN_JOB)
         (line,) = store.list().items
         assert (line.created_at, line.num_gpus, line.layout) == (NOW, 8, winner.layout.short())
         speed = winner.estimate.tokens_per_second_per_gpu / slower

@@ -87,12 +87,8 @@ def test_the_tables_are_what_the_code_says(migrated: Engine) -> None:
         assert compare_metadata(context, Base.metadata) == []
 
 
-def of_file(path: Path) -> Engine:
-    return engine_of(f"sqlite:///{path}")
-
-
 def test_a_file_with_another_s_tables_is_migrated(tmp_path: Path) -> None:
-    engine = of_file(tmp_path / "shared.db")
+    engine = engine_of(f"sqlite:///{tmp_path}/shared.db")
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE plans (id TEXT)"))
     with pytest.raises(StoreError):  # not ours to change: the migration says so

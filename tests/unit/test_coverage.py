@@ -1,7 +1,6 @@
 """Which kernels candidates run, and which of them are worth a micro-probe."""
 
 import math
-import subprocess
 import sys
 from itertools import pairwise
 
@@ -9,7 +8,7 @@ import pytest
 
 from planner.calibration.coverage import NEAR, Use, choose, gaps, probe_seconds, uses
 from planner.calibration.kernels import KernelShape, shape_seconds
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.pricing import batch_of, pricer
 
 
@@ -164,8 +163,7 @@ def test_only_copies_stand_for_memory_bound_kernels() -> None:
 
 @pytest.mark.slow
 def test_the_fit_of_kernels_prints_every_recipe_beside_what_ships() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "fit_kernels.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = ran(sys.executable, ROOT / "benchmarks" / "fit_kernels.py", check=True)
     lines = done.stdout.splitlines()
     depths = [line for line in lines if "half depth" in line]
     for recipe in ("bf16", "float8-tensorwise", "float8-blockwise", "nvfp4"):

@@ -185,10 +185,6 @@ FAST = read_job({**BARE, "layout": {"ac": "full", "micro_batch_size": 2}})
 IMPOSSIBLE = Measured(rung="probed", step_seconds=1e-6)
 
 
-def in_no_time(name: str, job: Job) -> Measurement:
-    return run(name, 1.0, VERSIONS, job).model_copy(update={"measured": IMPOSSIBLE})
-
-
 def stored(wiring: Wiring, *runs: Measurement, owner: str = "ann", shared: bool = True) -> Stored:
     kept = store_new(wiring, runs, asked_by=owner, shared=shared)
     update_from_measurements(wiring, kept.new)
@@ -196,7 +192,8 @@ def stored(wiring: Wiring, *runs: Measurement, owner: str = "ann", shared: bool 
 
 
 def test_a_row_of_before_the_check_is_refused_when_it_is_first_read(wiring: Wiring) -> None:
-    wiring.measurements.add([in_no_time("m-1", JOB)])
+    impossible = run("m-1", 1.0, VERSIONS, JOB).model_copy(update={"measured": IMPOSSIBLE})
+    wiring.measurements.add([impossible])
     assert update_from(wiring, "m-1") == []
     found = wiring.measurements.get("m-1")
     assert "faster than 8 mi300x-192gb can multiply its matrices" in (found.refused or "")
