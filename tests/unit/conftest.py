@@ -1,4 +1,4 @@
-"""What tests of this ring share: the command line in their own process."""
+"""What tests of this ring share: the command line in their own process, and what is refused."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from planner.api.cli.root import run
+from planner.errors import Fault, SpecError
 
 
 class Told(NamedTuple):
@@ -21,6 +22,14 @@ class Told(NamedTuple):
 
 
 Say = Callable[..., Told]
+
+
+def faults_of(read: Callable[..., object], *given: Any, **named: Any) -> list[Fault]:
+    """Faults for which these arguments are refused. Each has a rule, and what would pass."""
+    with pytest.raises(SpecError) as caught:
+        read(*given, **named)
+    assert all(fault.rule and fault.remedy for fault in caught.value.faults)
+    return [*caught.value.faults]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from planner.intake.machines import load_cluster, load_gpu, read_cluster
 from planner.specs.cluster import RANK_ORDER
 from planner.specs.fabric import balanced_shape
 from planner.units import GIB, GIGA, TERA
+from tests.unit.conftest import faults_of
 
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
 
@@ -26,10 +27,7 @@ def sizes(spec):
 
 
 def faults(value):
-    with pytest.raises(SpecError) as caught:
-        read_cluster(value)
-    assert all(fault.rule and fault.remedy for fault in caught.value.faults)
-    return {fault.field: fault for fault in caught.value.faults}
+    return {fault.field: fault for fault in faults_of(read_cluster, value)}
 
 
 def test_a_bare_cluster_gets_every_default_of_its_gpu():

@@ -18,6 +18,7 @@ from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.specs.model import ModelSpec
 from tests.conftest import job_values
+from tests.unit.conftest import faults_of
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_types"
 # Parameters of the network that transformers 4.57.6 builds from the file (on the meta device; tied
@@ -47,9 +48,7 @@ def read(keys: dict[str, object]) -> ModelSpec:
 
 
 def fault_of(keys: dict[str, object]):
-    with pytest.raises(SpecError) as caught:
-        read(keys)
-    return caught.value.faults[0]
+    return faults_of(read, keys)[0]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -6,17 +6,15 @@ from typing import Any
 import pytest
 
 from planner.api.input.text import read_text
-from planner.errors import Fault, SpecError
+from planner.errors import Fault
 from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model
 from planner.intake.near_files import near_file
-from tests.unit.conftest import Say
+from tests.unit.conftest import Say, faults_of
 
 
 def remedy_of(call: Any) -> str:
-    with pytest.raises(SpecError) as caught:
-        call()
-    return caught.value.faults[0].remedy
+    return faults_of(call)[0].remedy
 
 
 @pytest.mark.parametrize(("call", "words"), [

@@ -15,7 +15,6 @@ from planner.cost.cost_inputs import units_at
 from planner.cost.cost_rows import distinct_rows
 from planner.cost.layer.unit_costs import UnitCosts
 from planner.cost.pipeline.stages import block_layers, stage_units
-from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.search.variations.sensitivity import sensitivity
 from planner.specs.estimate import Estimate
@@ -25,6 +24,7 @@ from planner.trainers.registry import resolve_layout
 from planner.work.checkpointing import saved_by_budget
 from tests.conftest import job_values
 from tests.pricing import batch_of, check_rows_and_bounds, pricer, pricer_of, rows
+from tests.unit.conftest import faults_of
 
 JOB = job_values("llama3-70b", "h100-sxm-80gb", 64, 8192, 128, trainer="megatron")
 LAYOUT = {"tp": 4, "pp": 4}
@@ -262,9 +262,7 @@ def test_a_set_of_modules_has_one_spelling() -> None:
     ("modules-core_attn,mlp", "did you mean core_attn"),
 ])  # fmt: skip
 def test_an_unknown_module_is_one_error(ac: str, words: str) -> None:
-    with pytest.raises(SpecError) as error:
-        resolve_layout({"ac": ac}, trainer="megatron", num_gpus=8)
-    (fault,) = error.value.faults
+    (fault,) = faults_of(resolve_layout, {"ac": ac}, trainer="megatron", num_gpus=8)
     assert fault.field == "layout.ac"
     assert words in f"{fault.rule}; {fault.remedy}"
 
