@@ -14,7 +14,6 @@ import numpy as np
 
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from planner.rules import Context
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
@@ -36,9 +35,7 @@ LIMIT_SECONDS = 0.1
 
 def candidates_of(job: Job, pricer: Pricer, most: int) -> Candidates:
     """The `most` fastest of the job's legal layouts."""
-    space = build_space(
-        Context(model=job.model, cluster=job.cluster, training=job.training), job.search
-    )
+    space = build_space(pricer.rules_context, job.search)
     return enumerate_candidates(pricer, space, most=most, slack=EVERYTHING)
 
 

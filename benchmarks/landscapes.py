@@ -22,10 +22,8 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.precision import PRECISIONS
-from planner.rules import Context
 from planner.schedules import SCHEDULES
 from planner.search.space.enumerate import build_space
-from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS
 from planner.study.candidates import Candidates, enumerate_candidates
 
@@ -103,9 +101,8 @@ class Landscape:
 def prepared(name: str) -> tuple[Pricer, Candidates]:
     """The pricer and candidates of one of JOBS."""
     job = read_job(JOBS[name])
-    context = Context(model=job.model, cluster=job.cluster, training=job.training)
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, enumerate_candidates(pricer, build_space(context, SearchSpec()), most=MOST)
+    return pricer, enumerate_candidates(pricer, build_space(pricer.rules_context), most=MOST)
 
 
 def generate(name: str, error: float, seed: int) -> Landscape:

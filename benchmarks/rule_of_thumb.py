@@ -29,7 +29,6 @@ from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.errors import InfeasibleError
 from planner.intake.jobs import read_job
-from planner.rules import Context
 from planner.search.fit import fits_at_all
 from planner.search.space.enumerate import build_space
 
@@ -83,9 +82,8 @@ def jobs() -> Iterator[dict[str, Any]]:
 def by_rule(job: dict[str, Any]) -> tuple[float, str] | None:
     """(step seconds, text) of the first layout of the job's space, by the rule, that fits."""
     read = read_job(job)
-    context = Context(model=read.model, cluster=read.cluster, training=read.training)
     pricer = Pricer.build(read.model, read.cluster, read.training)
-    space = build_space(context, read.search)
+    space = build_space(pricer.rules_context, read.search)
     cells = np.column_stack([space.cells.tp, space.cells.pp, space.cells.cp])
     offloaded: list[LayoutBatch] = []
     for degrees in np.unique(cells, axis=0):

@@ -30,12 +30,10 @@ from planner.cost.refine import refine
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
-from planner.rules import Context
 from planner.schedules import SCHEDULES
 from planner.search.screen import Goal
 from planner.search.space.enumerate import Space, build_space
 from planner.search.space_search import screen
-from planner.specs.job import SearchSpec
 
 JOBS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "8B on 8": ("llama3.1-8b", 8, {"seq_len": 8192, "global_batch_size": 128}),
@@ -67,14 +65,9 @@ class Faithfulness:
 def prepared(name: str) -> tuple[Pricer, Space]:
     """Pricer and space of one of JOBS, on H100s."""
     model, num_gpus, training = JOBS[name]
-    context = Context(
-        model=read_model(model),
-        cluster=read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),
-        training=read_training(training),
-    )
-    return Pricer.build(context.model, context.cluster, context.training), build_space(
-        context, SearchSpec()
-    )
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
+    pricer = Pricer.build(read_model(model), cluster, read_training(training))
+    return pricer, build_space(pricer.rules_context)
 
 
 def priced_a_second(pricer: Pricer, space: Space) -> tuple[int, float, float]:

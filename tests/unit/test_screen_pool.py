@@ -21,15 +21,12 @@ def limit(best: float, structures: list[float], slack: float = 1.1, count: int =
     ([10.0, 10.5], 11.0),  # the front's slack, beyond the second structure
     ([10.0, 12.0, 13.0], 12.0),  # the second structure, beyond the slack
     ([10.0, 40.0], ENOUGH * 10.0), ([10.0], ENOUGH * 10.0),  # a second is still to be found
+    ([], np.inf),  # nothing fits yet, and nothing is too slow
 ])  # fmt: skip
 def test_the_screen_ends_behind_the_slack_and_the_last_structure_shown(
     structures: list[float], expected: float
 ) -> None:
-    assert limit(10.0, structures) == pytest.approx(expected)
-
-
-def test_nothing_is_too_slow_before_something_fits() -> None:
-    assert limit(np.inf, []) == np.inf
+    assert limit(min(structures, default=np.inf), structures) == pytest.approx(expected)
 
 
 def test_the_best_are_kept_and_behind_them_what_needs_less_memory() -> None:
