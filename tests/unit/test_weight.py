@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 656,
     "functions that import inside": 47,
 }
-TEST_LINES = 49_283
+TEST_LINES = 49_089
 
 
 def test_the_code_weighs_no_more() -> None:
