@@ -1,6 +1,7 @@
 """Reads what a failed probe left: error files, stacks, and the tracebacks in its log."""
 
 import json
+import math
 import re
 import time
 import traceback
@@ -77,9 +78,9 @@ class Evidence:
     message: what the pool says of the end.
     """
 
-    reason: str
-    exit_code: int | None
-    time_limit_seconds: float
+    reason: str = "exit"
+    exit_code: int | None = None
+    time_limit_seconds: float = math.inf
     errors: Sequence[RankError] = ()
     log: str = ""
     stacks: Mapping[int, str] = field(default_factory=dict)

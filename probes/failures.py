@@ -178,8 +178,7 @@ def _hardware(text: str) -> Failed | None:
         said = gone and gone[0]
     if said is None:
         return None
-    failed = Failed(kind=FailureKind.LOST_GPU, rank=None, message=_shown(said))
-    return _advised(failed, cause_of(said))
+    return _advised(Failed(kind=FailureKind.LOST_GPU, message=_shown(said)), cause_of(said))
 
 
 def _held(evidence: Evidence) -> Failed:
@@ -196,7 +195,7 @@ def _held(evidence: Evidence) -> Failed:
 def _stopped(evidence: Evidence) -> Failed:
     text = _shown(evidence.message)
     if evidence.reason in TAKEN_AWAY:
-        return Failed(kind=FailureKind(evidence.reason), rank=None, message=text)
+        return Failed(kind=FailureKind(evidence.reason), message=text)
     if evidence.reason == "time-limit":
         limit = f"not done after its time limit of {evidence.time_limit_seconds:g} s"
         message, suspect = "; ".join([limit, *_places(evidence.stacks)]), _suspect(evidence.stacks)
@@ -205,7 +204,7 @@ def _stopped(evidence: Evidence) -> Failed:
             kind=FailureKind.TIMEOUT, rank=suspect, message=_shown(message), traceback=stack
         )
     text = text or ENDED_BY.get(evidence.reason, "stopped on request")
-    return Failed(kind=FailureKind.INTERRUPTED, rank=None, message=text)
+    return Failed(kind=FailureKind.INTERRUPTED, message=text)
 
 
 def _killed(evidence: Evidence) -> Failed | None:
@@ -236,7 +235,7 @@ def _killed(evidence: Evidence) -> Failed | None:
         )
     if evidence.exit_code is not None and evidence.exit_code < 0:
         message = f"the launcher was ended by {_signal_name(-evidence.exit_code)}"
-        return Failed(kind=FailureKind.KILLED, rank=None, message=message)
+        return Failed(kind=FailureKind.KILLED, message=message)
     return None
 
 
@@ -283,7 +282,6 @@ def _unexplained(evidence: Evidence) -> OutOfMemory | Failed:
         return OutOfMemory(rank=0, attempted_bytes=tried, allocated_bytes=None, message=text)
     failed = Failed(
         kind=FailureKind.CRASH if said is None else FailureKind(said[1].kind),
-        rank=None,
         message=_shown(message if said is None else said[0]),
         traceback=_tail(text.strip()) or None,
     )

@@ -116,7 +116,7 @@ def conclude(folder: Path) -> ProbeResult:
     begin = Begin.read(folder / BEGIN)
     end = read_end(folder, begin)
     if end.reason == "not-started":
-        missing = Failed(kind=FailureKind.IMPORT, rank=None, message=end.message)
+        missing = Failed(kind=FailureKind.IMPORT, message=end.message)
         return write_result(folder, task, begin, missing, end)
     evidence = Evidence(
         reason=end.reason,

@@ -244,7 +244,7 @@ class Failed(BaseModel):
 
     status: Literal["failed"] = "failed"
     kind: FailureKind
-    rank: int | None
+    rank: int | None = None
     message: str
     traceback: str | None = None
     machine: bool = False

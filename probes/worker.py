@@ -41,10 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = RankError.of(error, rank)
         sys.stderr.write(found.traceback)
         found.write(result_path)
-        limit, errors = task.time_limit_seconds, read_errors(result_path)
-        outcome = classify(
-            Evidence(reason="exit", exit_code=1, time_limit_seconds=limit, errors=errors)
-        )
+        outcome = classify(Evidence(exit_code=1, errors=read_errors(result_path)))
     if rank == 0:
         seconds = time.monotonic() - clock
         result = ProbeResult(

@@ -130,7 +130,7 @@ def _outcome(measurement: Measurement) -> Outcome:
     if numbers.status == "failed":
         named = numbers.failure
         kind = FailureKind(named) if named in set(FailureKind) else FailureKind.CRASH
-        return Failed(kind=kind, rank=None, message=numbers.message or "failed")
+        return Failed(kind=kind, message=numbers.message or "failed")
     memory = RankMemory(
         rank=0,
         peak_allocated_bytes=_whole(numbers.peak_allocated_bytes),

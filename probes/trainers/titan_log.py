@@ -136,7 +136,7 @@ def failure(log: TitanLog, evidence: Evidence) -> Failed | OutOfMemory:
     refused = None if log.started else _REFUSED.search(plain)
     if refused is not None:
         text = _unboxed(plain[refused.start() :])
-        return Failed(kind=FailureKind.INVALID_LAYOUT, rank=None, message=text)
+        return Failed(kind=FailureKind.INVALID_LAYOUT, message=text)
     found_here = (replace(error, kind=_kind(error, log)) for error in raised(plain))
     errors = evidence.errors or tuple(found_here)
     found = classify(replace(evidence, errors=errors, log=plain))

@@ -39,6 +39,12 @@ class TitanProbe:
     job: Job
     layout: Layout
 
+    @classmethod
+    def of(cls, task: ProbeTask) -> "TitanProbe":
+        job = task.parsed()
+        assert job.layout is not None, "a probe's job has a layout"
+        return cls(task=task, job=job, layout=job.layout)
+
     @property
     def steps(self) -> range:
         return range(1, self.task.warmup_steps + self.task.steps + 1)
@@ -61,9 +67,9 @@ class TitanProbe:
         return LARGEST_NORM * (tokens if self.layout.pp > 1 else 1)
 
 
-def read_outcome(asked: TitanProbe, evidence: Evidence, outputs: Path | None) -> Outcome:
+def read_outcome(task: ProbeTask, evidence: Evidence, outputs: Path | None = None) -> Outcome:
     """The outcome of one run. outputs: TorchTitan's dump folder; None if there is only the log."""
-    log = read_log(evidence.log)
+    asked, log = TitanProbe.of(task), read_log(evidence.log)
     losses = log.losses()
     if any(step not in losses for step in asked.steps):
         return failure(log, evidence)
@@ -81,11 +87,11 @@ def _implausible(asked: TitanProbe, log: TitanLog) -> Failed | None:
         for name, value in (("loss", losses[step]), ("gradient norm", norm)):
             if value is not None and not math.isfinite(value):
                 message = f"the {name} of step {step} is {value}"
-                return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=None, message=message)
+                return Failed(kind=FailureKind.NON_FINITE_LOSS, message=message)
         if norm is None or not 0.0 < norm <= asked.largest_norm:
             rule = f"between 0 and {asked.largest_norm:g} was expected, so it did not train"
             message = f"the gradient norm of step {step} is {norm}: {rule}"
-            return Failed(kind=FailureKind.CRASH, rank=None, message=message)
+            return Failed(kind=FailureKind.CRASH, message=message)
     return None
 
 

@@ -22,7 +22,7 @@ from planner.intake.machines import load_gpu
 from planner.intake.models import load_model
 from planner.probes.evidence import Evidence
 from planner.probes.pools.nvidia import Gpu, is_same_gpu
-from planner.probes.protocol import Failed, OutOfMemory
+from planner.probes.protocol import OutOfMemory
 from planner.probes.trainers.tensorboard_events import read_scalars
 from planner.probes.trainers.titan_log import ANSI, TitanLog, failure, read_log
 from planner.probes.trainers.titan_outcome import ACTIVE, RESERVED, SECONDS
@@ -67,7 +67,7 @@ def check_log(text: str, source: str) -> None:
     """Raises SpecError for a text without any TorchTitan line, before asking about its job."""
     log, plain = read_log(text), ANSI.sub("", text)
     told = log.steps or log.version or MESH.search(plain) or TRAINER.search(plain)
-    if told or isinstance(_end(log, text), OutOfMemory):
+    if told or isinstance(failure(log, Evidence(log=text)), OutOfMemory):
         return
     remedy = (
         "give a log with lines such as `step: 3  loss: ...  memory: ...  tps: ...`, rows, or a "
@@ -216,7 +216,7 @@ def log_numbers(text: str, job: Job, source: str) -> Values:
     if seconds:
         peak = max(line.reserved_bytes for line in log.steps)
         return _measured(seconds, tokens, {"peak_reserved_bytes": peak, "software": software})
-    outcome = _end(log, text)
+    outcome = failure(log, Evidence(log=text))
     if isinstance(outcome, OutOfMemory):
         return {
             "status": "oom",
@@ -227,11 +227,6 @@ def log_numbers(text: str, job: Job, source: str) -> Values:
     rule = f"has {len(rates)} logged steps, of which the first {UNTIMED} do not count"
     remedy = "give a log with more lines such as `step: 3  loss: ...  memory: ...  tps: ...`"
     raise fault("steps", source, rule, remedy)
-
-
-def _end(log: TitanLog, text: str) -> Failed | OutOfMemory:
-    end = Evidence(reason="exit", exit_code=None, time_limit_seconds=math.inf, log=text)
-    return failure(log, end)
 
 
 def event_numbers(place: Path, job: Job) -> Values:

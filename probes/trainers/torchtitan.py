@@ -25,7 +25,7 @@ from planner.probes.packages import allocator_settings, versions_in
 from planner.probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask, found_by
 from planner.probes.trainers import ProbeTrainer, Program
 from planner.probes.trainers.titan_log import read_log
-from planner.probes.trainers.titan_outcome import TitanProbe, read_outcome
+from planner.probes.trainers.titan_outcome import read_outcome
 from planner.specs.job import Job
 
 SUGGESTED = "0.2.2"
@@ -59,7 +59,7 @@ class TitanTrainer(ProbeTrainer):
         """Outcome and environment from the log, which names errors better than ranks' files."""
         own = replace(evidence, errors=tuple(one for one in evidence.errors if one.kind))
         environment = self.environment(evidence.log, found_by(folder))
-        return self.read(task, evidence.log, folder, own), environment
+        return read_outcome(task, own, folder / OUTPUTS), environment
 
     def versions(self) -> dict[str, str]:
         """Versions of the installed packages; none where the interpreter does not answer."""
@@ -70,46 +70,26 @@ class TitanTrainer(ProbeTrainer):
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
         """Packages that are missing here, or work that TorchTitan cannot do."""
-        wrong = clash(self.versions())
-        if wrong is not None:
-            return _refusal(FailureKind.IMPORT, wrong)
-        return _unsuited_job(job, on_gpus=device == "cuda")
+        return _unsuited(job, self.versions(), on_gpus=device == "cuda")
 
     def program(self, task: ProbeTask) -> Program | Failed:
         """TorchTitan's training of a task; a failure if it cannot run it, or is not installed."""
-        job = task.parsed()
-        versions = self.versions()
-        if (refused := _unsuited(task, job, versions)) is not None:
+        job, versions = task.parsed(), self.versions()
+        on_gpus, emulated = task.device == "cuda" and not task.fake_tensors, task.emulate_rank
+        refused = _unsuited(job, versions, on_gpus=on_gpus, emulated=emulated is not None)
+        if refused is not None:
             return refused
-        assert job.layout is not None
+        if job.layout is None:
+            message = "a probe needs a layout; add layout to the job"
+            return Failed(kind=FailureKind.INVALID_LAYOUT, message=message)
         training = job.training.model_copy(update={"checkpoint": None})
         version = line(versions["torchtitan"])
         exported = export(job.layout, job.model, job.cluster, training, version=version)
         if exported.blockers:
             lines = "; ".join(str(fault) for fault in exported.blockers)
             text = f"torchtitan {exported.version} cannot run this layout: {lines}"
-            return _refusal(FailureKind.INVALID_LAYOUT, text)
+            return Failed(kind=FailureKind.INVALID_LAYOUT, message=text)
         return _program(task, job, exported)
-
-    def read(
-        self,
-        task: ProbeTask,
-        log_text: str,
-        folder: Path | None = None,
-        evidence: Evidence | None = None,
-    ) -> Outcome:
-        """Reads the outcome of a run from its log, and from the event files in its folder.
-
-        evidence: how it ended (time limit, signals, kernel log); without it, by a normal exit.
-        """
-        job = task.parsed()
-        assert job.layout is not None, "a probe's job has a layout"
-        asked = TitanProbe(task=task, job=job, layout=job.layout)
-        left = evidence or Evidence(
-            reason="exit", exit_code=None, time_limit_seconds=task.time_limit_seconds
-        )
-        outputs = None if folder is None else folder / OUTPUTS
-        return read_outcome(asked, replace(left, log=log_text), outputs)
 
     def environment(self, log_text: str, found: Environment) -> Environment:
         """The environment of the numbers: what the interpreter found, and what the log shows."""
@@ -118,31 +98,13 @@ class TitanTrainer(ProbeTrainer):
         return found.model_copy(update={"trainer_version": trainer, "gpu_name": log.gpu_name})
 
 
-def _refusal(kind: FailureKind, message: str) -> Failed:
-    return Failed(kind=kind, rank=None, message=message)
-
-
-def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed | None:
-    """Why this TorchTitan cannot run this task at all, in one line; None if it may."""
-    wrong = clash(versions, emulate=task.emulate_rank is not None)
+def _unsuited(
+    job: Job, versions: Mapping[str, str], *, on_gpus: bool, emulated: bool = False
+) -> Failed | None:
+    """A failure if this TorchTitan cannot run the job at all, or not as one emulated rank."""
+    wrong = clash(versions, emulate=emulated)
     if wrong is not None:
-        return _refusal(FailureKind.IMPORT, wrong)
-    refused = _unsuited_job(job, on_gpus=task.device == "cuda" and not task.fake_tensors)
-    if refused is not None:
-        return refused
-    if job.layout is None:
-        return _refusal(FailureKind.INVALID_LAYOUT, "a probe needs a layout; add layout to the job")
-    if job.layout.pp > 1 and task.emulate_rank is not None:
-        text = (
-            "torchtitan's fake_backend cannot emulate a pipeline stage: stages tell each other "
-            "their shapes; use --trainer reference"
-        )
-        return _refusal(FailureKind.INVALID_LAYOUT, text)
-    return None
-
-
-def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
-    """A failure if this TorchTitan cannot run the job with any layout."""
+        return Failed(kind=FailureKind.IMPORT, message=wrong)
     if not on_gpus:
         text = "torchtitan trains on GPUs alone; use --trainer reference for a CPU or fake tensors"
     elif job.model.vocab_size < MIN_VOCAB:
@@ -150,9 +112,14 @@ def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
             f"vocab_size {job.model.vocab_size} is below the {MIN_VOCAB} words of a probe's text; "
             "use --trainer reference"
         )
+    elif emulated and job.layout is not None and job.layout.pp > 1:
+        text = (
+            "torchtitan's fake_backend cannot emulate a pipeline stage: stages tell each other "
+            "their shapes; use --trainer reference"
+        )
     else:
         return None
-    return _refusal(FailureKind.INVALID_LAYOUT, text)
+    return Failed(kind=FailureKind.INVALID_LAYOUT, message=text)
 
 
 def _program(task: ProbeTask, job: Job, exported: Export) -> Program:

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from planner.probes.protocol import (
 from planner.probes.trainers import Program
 from planner.probes.trainers.tensorboard_events import read_scalars
 from planner.probes.trainers.titan_log import read_log
-from planner.probes.trainers.torchtitan import PACKAGES, TitanTrainer
+from planner.probes.trainers.titan_outcome import read_outcome
+from planner.probes.trainers.torchtitan import OUTPUTS, PACKAGES, TitanTrainer
 from planner.units import GIB
 from tests.conftest import job_values
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "titan_logs"
+EXIT = Evidence()
 INSTALLED = dict.fromkeys(PACKAGES, "1.0") | {"torch": "2.14.0.dev20261101+cu130"}
 
 
@@ -50,13 +53,13 @@ def program(patch: pytest.MonkeyPatch, asked: ProbeTask, version: str = "0.2.2")
 
 
 def measured(asked: ProbeTask, log: str, folder: Path | None = None) -> MeasuredRun:
-    found = TitanTrainer().read(asked, log, folder)
+    found = read_outcome(asked, Evidence(log=log), folder and folder / OUTPUTS)
     assert isinstance(found, MeasuredRun), found
     return found
 
 
-def failed(asked: ProbeTask, log: str, **given: Any) -> Failed:
-    found = TitanTrainer().read(asked, log, **given)
+def failed(asked: ProbeTask, log: str, evidence: Evidence = EXIT) -> Failed:
+    found = read_outcome(asked, replace(evidence, log=log))
     assert isinstance(found, Failed), found
     return found
 
@@ -308,7 +311,7 @@ def test_out_of_memory_is_a_result_with_the_attempted_bytes() -> None:
     )
     lines = ["Traceback (most recent call last):", '  File "torchtitan/train.py", line 1', said]
     text = "\n".join([begun, *(f"[rank2]:[rank2]: {line}" for line in lines)])
-    found = TitanTrainer().read(asked, f"{text}\n")
+    found = read_outcome(asked, Evidence(log=f"{text}\n"))
     assert isinstance(found, OutOfMemory), found
     sizes = (round(7.83 * GIB), round(70.12 * GIB))
     assert (found.rank, found.attempted_bytes, found.allocated_bytes) == (2, *sizes)
