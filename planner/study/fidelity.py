@@ -51,12 +51,12 @@ class FidelityChoice:
     """Next evaluation of a candidate.
 
     rate: expected gain per GPU-second, evaluations that follow included.
-    full_probability: probability that the layout itself is probed next; None if it cannot be.
+    full_probability: probability that the layout itself follows; None where nothing does.
     """
 
     evaluation: Evaluation
     rate: float
-    full_probability: float | None
+    full_probability: float | None = None
 
     def reason(self, full: Evaluation) -> str:
         """The choice as a sentence, with its numbers."""
@@ -83,7 +83,7 @@ def choose_evaluation(
     full: the layout itself; None if it cannot be run.
     """
     if full is None:
-        return _emulated_only(prospect, emulation)
+        return direct(prospect, emulation)
     return max(
         direct(prospect, full),
         _emulated_first(prospect, emulation, full),
@@ -91,33 +91,22 @@ def choose_evaluation(
     )
 
 
-def direct(prospect: Prospect, full: Evaluation) -> FidelityChoice:
-    """A probe of the layout itself: P(fits) x expected improvement over its GPU-seconds."""
-    gain = prospect.fits * float(
-        normal.expected_excess(np.array(prospect.gap), np.array(prospect.sd))
-    )
-    return FidelityChoice(evaluation=full, rate=gain / full.gpu_seconds, full_probability=1.0)
+def direct(prospect: Prospect, evaluation: Evaluation) -> FidelityChoice:
+    """An evaluation by which the winner is chosen, without another after it.
 
-
-def _emulated_only(prospect: Prospect, emulation: Evaluation) -> FidelityChoice:
-    """An emulation if the layout itself cannot be run.
-
-    The winner is then chosen by emulations only. After one, the expectation is m + s Z with
-    s = v / sqrt(v + t) (v: prior variance, t: variance of the evaluation), and the gain is
-    P(fits) x E[max(0, -(m + s Z))].
+    The expectation after it is m + s Z with s = v / sqrt(v + t) (v: prior variance, t: variance of
+    the evaluation, 0 of the layout itself), and the gain is P(fits) x E[max(0, -(m + s Z))]: the
+    expected improvement.
     """
-    gain = prospect.fits * float(
-        normal.expected_excess(np.array(prospect.gap), np.array(_moved(prospect, emulation)))
-    )
-    return FidelityChoice(
-        evaluation=emulation, rate=gain / emulation.gpu_seconds, full_probability=None
-    )
+    moved = np.array(_moved(prospect, evaluation))
+    gain = prospect.fits * float(normal.expected_excess(np.array(prospect.gap), moved))
+    return FidelityChoice(evaluation=evaluation, rate=gain / evaluation.gpu_seconds)
 
 
-def _moved(prospect: Prospect, emulation: Evaluation) -> float:
-    """Standard deviation by which an emulation moves the expectation."""
+def _moved(prospect: Prospect, evaluation: Evaluation) -> float:
+    """Standard deviation by which an evaluation moves the expectation."""
     variance = prospect.sd**2
-    return float(variance / np.sqrt(variance + emulation.sd**2)) if variance > 0 else 0.0
+    return float(variance / np.sqrt(variance + evaluation.sd**2)) if variance > 0 else 0.0
 
 
 def _emulated_first(prospect: Prospect, emulation: Evaluation, full: Evaluation) -> FidelityChoice:
