@@ -43,6 +43,12 @@ OBJECTIVES: Mapping[str, str] = {
     "cost": "cost",
     "energy": "joules_per_token",
 }
+# of a layout that the plan considered, what its trial shows as it is
+ATTRIBUTES = {
+    *("rank", "source", "num_gpus", "interval_seconds", "device_bytes", "oom_probability"),
+    *("time_to_train_seconds", "cost", "gpu_hours", "sampled_by"),
+}
+SHOWN_OTHERWISE = {"number", "state", "layout", "value"}  # of a probe's trial
 MEASURED, PREDICTED, TIME_MEMORY, TIME_COST = "measured", "predicted", "time-memory", "time-cost"
 VALUES: Mapping[str, str] = {
     MEASURED: "step seconds of the probes; of plans that spent some, which have them by default",
@@ -120,45 +126,27 @@ def _on_paper(plan: Plan, chosen: str) -> Iterator[Entry]:
             continue
         over = None if one.oom_probability is None else one.oom_probability - OOM_LIMIT
         shown = ranked.get(one.rank) if one.rank is not None else None
+        measured = shown.measurement if shown else None
+        attributes = {
+            **one.model_dump(include=ATTRIBUTES, mode="json"),
+            "layout": layout.short(),
+            "predicted_step_seconds": one.step_seconds,
+            "gpu_seconds": 0.0,
+            "reasons": shown.reasons if shown else None,
+            "measured_step_seconds": measured and measured.get("step_seconds"),
+            "expected_step_seconds": shown.expected_step_seconds if shown and measured else None,
+        }
         yield Entry(
             state=TrialState.COMPLETE,
             layout=layout,
             values=values,
             over=over,
-            attributes=_without_none(
-                {
-                    "rank": one.rank,
-                    "source": one.source,
-                    "layout": layout.short(),
-                    "num_gpus": one.num_gpus,
-                    "predicted_step_seconds": one.step_seconds,
-                    "interval_seconds": one.interval_seconds and list(one.interval_seconds),
-                    "device_bytes": one.device_bytes,
-                    "oom_probability": one.oom_probability,
-                    "time_to_train_seconds": one.time_to_train_seconds,
-                    "cost": one.cost,
-                    "gpu_hours": one.gpu_hours,
-                    "gpu_seconds": 0.0,
-                    "sampled_by": one.sampled_by,
-                    "reasons": shown.reasons if shown else None,
-                    **_measurement(shown),
-                }
-            ),
+            attributes=_without_none(attributes),
         )
     for step in plan.sensitivity:
         if step.refused is not None and (size, step.layout) not in seen:
             yield _refused(step.layout, step.refused, {"source": f"number 1 with {step.field}"})
     yield from _counts(plan.rejected)
-
-
-def _measurement(entry: RankedLayout | None) -> dict[str, Any]:
-    """Measurement by probes of a ranked layout."""
-    if entry is None or entry.measurement is None:
-        return {}
-    return {
-        "measured_step_seconds": entry.measurement.get("step_seconds"),
-        "expected_step_seconds": entry.expected_step_seconds,
-    }
 
 
 def _of_older_plan(plan: Plan) -> Iterator[ConsideredLayout]:
@@ -226,12 +214,8 @@ def _probed(plan: Plan) -> Iterator[Entry]:
             values=(float(step),) if state is TrialState.COMPLETE and step is not None else None,
             over=over,
             attributes=_without_none(
-                {
-                    **{
-                        name: value
-                        for name, value in trial.items()
-                        if name not in ("number", "state", "layout", "value")
-                    },
+                {name: value for name, value in trial.items() if name not in SHOWN_OTHERWISE}
+                | {
                     "asked_because": trial.get("reason"),
                     "reason": reason or ("out of memory" if trial.get("status") == "oom" else None),
                     "rank": ranked.rank if ranked else None,
