@@ -41,6 +41,9 @@ MEMORY_KINDS = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
 class Prior:
     """The prior of a study, from any source.
 
+    Of a calibration its directions and the offsets of stack and units are shared, the rest is each
+    candidate's own.
+
     log_seconds (N,): mean of the logarithm of step seconds.
     sd (N,): standard deviation of each candidate's own error around it, similar for
         similar layouts (`similarity`).
@@ -55,23 +58,6 @@ class Prior:
     factor: FloatColumn
     oom_probability: FloatColumn
     memory_sd: FloatColumn
-
-    @classmethod
-    def calibrated(
-        cls, step_seconds: FloatColumn, spread: TimeSpread, oom: FloatColumn, memory_sd: FloatColumn
-    ) -> "Prior":
-        """The calibration's posterior as a prior.
-
-        Its directions and the offsets of stack and units are shared; the rest is each candidate's
-        own.
-        """
-        return cls(
-            log_seconds=np.log(step_seconds),
-            sd=spread.own_sd,
-            factor=spread.loadings.T,
-            oom_probability=oom,
-            memory_sd=memory_sd,
-        )
 
     def predicted(self, row: int) -> dict[str, Any]:
         """The prior of one candidate as attributes of its trial."""
@@ -140,18 +126,9 @@ class Candidates:
 
     def find(self, layout: Layout) -> int | None:
         """The row of this layout; None if it is not a candidate."""
-        wanted = LayoutBatch.from_layouts([layout])
-        if layout.layers_per_stage is not None and layout.layers_per_stage not in self.batch.splits:
-            return None
-        alike = np.ones(len(self), dtype=np.bool_)
-        for name, column in wanted.columns():
-            value = (
-                column[0]
-                if name != "split" or layout.layers_per_stage is None
-                else self.batch.splits.index(layout.layers_per_stage)
-            )
-            alike &= getattr(self.batch, name) == value
-        rows = np.flatnonzero(alike)
+        both = LayoutBatch.concatenate([self.batch, LayoutBatch.from_layouts([layout])])
+        alike = [column[:-1] == column[-1] for _, column in both.columns()]
+        rows = np.flatnonzero(np.all(alike, axis=0))
         return int(rows[0]) if len(rows) else None
 
     def memory_residual(self, row: int, measured: Measured) -> float | None:
@@ -271,6 +248,13 @@ def _prior(pricer: Pricer, part: _Part) -> Prior:
     chunks = [
         part.batch.take(slice(start, start + CHUNK)) for start in range(0, len(seconds), CHUNK)
     ]
-    spreads = [time_spread(pricer, chunk, pricer.price(chunk)) for chunk in chunks]
-    deviation = memory_deviation(pricer.profile, part.memory["device_bytes"])
-    return Prior.calibrated(seconds, TimeSpread.joined(spreads), part.oom, deviation)
+    spread = TimeSpread.joined(
+        [time_spread(pricer, chunk, pricer.price(chunk)) for chunk in chunks]
+    )
+    return Prior(
+        log_seconds=np.log(seconds),
+        sd=spread.own_sd,
+        factor=spread.loadings.T,
+        oom_probability=part.oom,
+        memory_sd=memory_deviation(pricer.profile, part.memory["device_bytes"]),
+    )
