@@ -291,8 +291,8 @@ def event_body(event: Event) -> dict[str, Any]:
         "best_layout": None if event.best_layout is None else event.best_layout.short(),
         "expected_regret": None if event.regret is None else event.regret.expected_share,
         "probes": event.spent.probes,
-        "probes_left": event.probes_left,
+        "probes_left": event.spent.probes_left(),
         "gpu_seconds": event.spent.gpu_seconds,
-        "gpu_seconds_left": event.gpu_seconds_left,
+        "gpu_seconds_left": event.spent.gpu_seconds_left(),
         "ruled_out": event.ruled_out,
     }

@@ -7,6 +7,7 @@ call with those measurements as `resumed=` continues where the study stopped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +18,7 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
 from planner.study.evaluations import Proposal
-from planner.study.ledger import Spent, StudySettings
+from planner.study.ledger import Ledger, StudySettings
 from planner.study.records import FULL_FIDELITY, Record
 from planner.study.regret import ExpectedRegret
 from planner.study.study import NOTHING_ASKED, AskedBefore, MicroResult, ProbeStudy
@@ -47,9 +48,7 @@ class Event:
     best_layout: Layout | None
     best_fidelity: str | None
     regret: ExpectedRegret | None
-    spent: Spent
-    gpu_seconds_left: float
-    probes_left: int
+    spent: Ledger
     message: str
     ruled_out: int = 0
 
@@ -92,7 +91,7 @@ class StudyResult:
     ranked: tuple[Ranked, ...]
     regret: ExpectedRegret
     stopped: str
-    spent: Spent
+    spent: Ledger
     pruned: tuple[tuple[Layout, str], ...]
     ignored: tuple[str, ...]
     study: optuna.Study
@@ -233,11 +232,9 @@ def _event(
         result=result,
         message=message,
         ruled_out=ruled_out,
-        spent=study.spent,
+        spent=copy(study.spent),
         best_seconds=posterior.expected_seconds(posterior.winner) if record else None,
         best_fidelity=record.fidelity if record else None,
         best_layout=study.candidates.batch.row(posterior.winner) if record else None,
         regret=study.regret() if kind != "asked" else None,
-        gpu_seconds_left=study.settings.budget.gpu_seconds - study.spent.gpu_seconds,
-        probes_left=study.settings.budget.probes - study.spent.probes,
     )

@@ -25,20 +25,6 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """Expenses of a study so far.
-
-    low_fidelity: low-fidelity evaluations that do not count as probes.
-    failures_in_a_row: probes without numbers since the last one with numbers.
-    """
-
-    probes: int = 0
-    low_fidelity: int = 0
-    gpu_seconds: float = 0.0
-    failures_in_a_row: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StudySettings:
     """Settings by which a study spends its budget.
 
@@ -70,26 +56,31 @@ class StudySettings:
     isolating: tuple[int, str] | None = None
 
 
+@dataclass(slots=True, kw_only=True)
 class Ledger:
-    """Spends a budget. Mutable.
+    """Expenses of a study so far, and its budget. Mutable.
 
+    low_fidelity: low-fidelity evaluations that do not count as probes.
+    failures_in_a_row: probes without numbers since the last one with numbers.
     by_row: GPU-seconds spent on each candidate.
     """
 
-    def __init__(self, budget: Budget, *, gpu_seconds_before: float = 0.0) -> None:
-        self.budget = budget
-        self.spent = Spent(gpu_seconds=gpu_seconds_before)
-        self.by_row: dict[int, float] = {}
+    budget: Budget
+    probes: int = 0
+    low_fidelity: int = 0
+    gpu_seconds: float = 0.0
+    failures_in_a_row: int = 0
+    by_row: dict[int, float] = field(default_factory=dict)
 
     def gpu_seconds_left(self) -> float:
-        return self.budget.gpu_seconds - self.spent.gpu_seconds
+        return self.budget.gpu_seconds - self.gpu_seconds
 
     def probes_left(self) -> int:
-        return self.budget.probes - self.spent.probes
+        return self.budget.probes - self.probes
 
     def low_fidelity_left(self) -> bool:
         """Whether one more low-fidelity evaluation may run that does not count as a probe."""
-        return self.spent.low_fidelity < LOW_FIDELITY_PER_PROBE * self.budget.probes
+        return self.low_fidelity < LOW_FIDELITY_PER_PROBE * self.budget.probes
 
     def pay(
         self,
@@ -107,19 +98,17 @@ class Ledger:
         """
         if row is not None:
             self.by_row[row] = self.by_row.get(row, 0.0) + gpu_seconds
-        failures = self.spent.failures_in_a_row
-        self.spent = Spent(
-            probes=self.spent.probes + probe,
-            low_fidelity=self.spent.low_fidelity + low_fidelity,
-            gpu_seconds=self.spent.gpu_seconds + gpu_seconds,
-            failures_in_a_row=(failures + 1 if failed else 0) if probe else failures,
-        )
+        self.gpu_seconds += gpu_seconds
+        self.low_fidelity += low_fidelity
+        if probe:
+            self.probes += 1
+            self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
 
     def exhausted(self, last_failure: str) -> str | None:
         """Why no probe may follow; None while the budget of probes lasts and they give numbers."""
-        if self.spent.probes >= self.budget.probes:
+        if self.probes >= self.budget.probes:
             return f"the budget of {counted(self.budget.probes, 'probe')} is spent"
-        if self.spent.failures_in_a_row >= MOST_FAILURES:
-            failures = counted(self.spent.failures_in_a_row, "probe")
+        if self.failures_in_a_row >= MOST_FAILURES:
+            failures = counted(self.failures_in_a_row, "probe")
             return f"{failures} in a row failed, the last with: {last_failure}"
         return None

@@ -28,21 +28,17 @@ class Policy:
     """Chooses the next evaluation by knowledge, costs and the remaining budget."""
 
     def __init__(
-        self,
-        settings: StudySettings,
-        knowledge: Knowledge,
-        evaluations: Evaluations,
-        ledger: Ledger,
+        self, settings: StudySettings, knowledge: Knowledge, evaluations: Evaluations, spent: Ledger
     ) -> None:
         self.settings, self.knowledge = settings, knowledge
-        self.evaluations, self.ledger = evaluations, ledger
+        self.evaluations, self.spent = evaluations, spent
 
     def finished(self) -> str | None:
         """Why the study should stop; None while another evaluation can pay and is affordable."""
-        spent, knowledge = self.ledger.spent, self.knowledge
+        spent, knowledge = self.spent, self.knowledge
         if (
             knowledge.timed()
-            and (spent.probes >= self.settings.budget.probes or self.unconfirmed() is None)
+            and (spent.probes_left() <= 0 or self.unconfirmed() is None)
             and not self._isolates()
             and self._odd() is None
         ):
@@ -50,10 +46,10 @@ class Policy:
             if regret.expected_share <= self.settings.tolerance:
                 return regret.statement(self.settings.tolerance)
         failed = [record for record in knowledge.records.values() if record.status == "failed"]
-        exhausted = self.ledger.exhausted(failed[-1].message if failed else "no message")
+        exhausted = spent.exhausted(failed[-1].message if failed else "no message")
         if exhausted is not None:
             return exhausted
-        left = max(self.ledger.gpu_seconds_left(), 0.0)
+        left = max(spent.gpu_seconds_left(), 0.0)
         if self.evaluations.runnable(left).any() or self.evaluations.emulable(left).any():
             return None
         if not self.settings.whole and not self.evaluations.emulation_works():
@@ -88,7 +84,7 @@ class Policy:
         leader = self.unconfirmed()
         if leader is None or (
             self.regret(leader).expected_share > self.settings.tolerance
-            and self.ledger.probes_left() > 1
+            and self.spent.probes_left() > 1
             and self._low_fidelity_pays(beside=leader)
         ):
             return None
@@ -135,7 +131,7 @@ class Policy:
             return False
         evaluation = self.choice(rows[0]).evaluation
         after = evaluation.gpu_seconds + self.evaluations.full(beside).gpu_seconds
-        return evaluation.name != FULL and after <= self.ledger.gpu_seconds_left()
+        return evaluation.name != FULL and after <= self.spent.gpu_seconds_left()
 
     # ---- at which fidelity ---------------------------------------------------------------------
 
@@ -153,12 +149,12 @@ class Policy:
 
     def payable(self, row: int) -> bool:
         """Whether what is left pays for a run of the layout itself."""
-        return bool(self.evaluations.runnable(self.ledger.gpu_seconds_left())[row])
+        return bool(self.evaluations.runnable(self.spent.gpu_seconds_left())[row])
 
     def emulable(self) -> BoolColumn:
         """Candidates that may be emulated now: affordable, and not tried before, (N,)."""
-        affordable = self.evaluations.emulable(self.ledger.gpu_seconds_left())
-        return affordable & ~self.evaluations.emulated & self.ledger.low_fidelity_left()
+        affordable = self.evaluations.emulable(self.spent.gpu_seconds_left())
+        return affordable & ~self.evaluations.emulated & self.spent.low_fidelity_left()
 
     def _prospect(self, row: int) -> Prospect:
         posterior = self.knowledge.posterior()
@@ -177,7 +173,7 @@ class Policy:
             probe
             for probe in self.settings.micro_probes
             if probe.name not in self.evaluations.timed
-            and probe.gpu_seconds <= self.ledger.gpu_seconds_left()
+            and probe.gpu_seconds <= self.spent.gpu_seconds_left()
         ]
         if not affordable:
             return None

@@ -16,7 +16,7 @@ from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
 from planner.study.evaluations import FULL, MICRO, Evaluations, Proposal
 from planner.study.knowledge import Knowledge
-from planner.study.ledger import Ledger, Spent, StudySettings
+from planner.study.ledger import Ledger, StudySettings
 from planner.study.micro_probes import MicroProbe, ObservedEffect
 from planner.study.policy import Policy
 from planner.study.records import EMULATED, FULL_FIDELITY
@@ -63,23 +63,19 @@ class ProbeStudy:
         self.evaluations = Evaluations(
             self.knowledge, settings.cost, whole=settings.whole, emulates=settings.emulates
         )
-        self.ledger = Ledger(settings.budget, gpu_seconds_before=settings.gpu_seconds_before)
-        self.policy = Policy(settings, self.knowledge, self.evaluations, self.ledger)
+        self.spent = Ledger(budget=settings.budget, gpu_seconds=settings.gpu_seconds_before)
+        self.policy = Policy(settings, self.knowledge, self.evaluations, self.spent)
         sampler = make_sampler(settings.sampler, self.knowledge, seed=settings.seed)
         self.trials = Trials(sampler, self._about)
         self.ignored: list[str] = []
         self.broken: str | None = None
         self._trial: optuna.Trial | None = None  # under way
 
-    @property
-    def spent(self) -> Spent:
-        return self.ledger.spent
-
     def regret(self) -> ExpectedRegret:
         return self.policy.regret()
 
     def _about(self, row: int) -> dict[str, Any]:
-        spent = self.ledger.by_row.get(row, 0.0)
+        spent = self.spent.by_row.get(row, 0.0)
         return {**self.candidates.prior.predicted(row), "gpu_seconds": spent}
 
     # ---- from the database ---------------------------------------------------------------------
@@ -134,9 +130,9 @@ class ProbeStudy:
         """The next evaluation; None when the budget is used up or nothing is left to evaluate."""
         self.trials.settle(self.knowledge.records.values())
         policy, knowledge = self.policy, self.knowledge
-        knowledge.whole_affordable = self.evaluations.runnable(self.ledger.gpu_seconds_left())
+        knowledge.whole_affordable = self.evaluations.runnable(self.spent.gpu_seconds_left())
         knowledge.affordable = knowledge.whole_affordable | policy.emulable()
-        if self.ledger.probes_left() <= 0:
+        if self.spent.probes_left() <= 0:
             return None
         pick = policy.required()
         if pick is None and (micro := policy.micro()) is not None:
@@ -167,7 +163,7 @@ class ProbeStudy:
             counts=evaluation.name == FULL or choice.full_probability is None,
             expected_seconds=float(np.exp(self.knowledge.posterior().log_seconds[row])),
             gpu_seconds=evaluation.gpu_seconds,
-            gpu_seconds_limit=self.ledger.gpu_seconds_left(),
+            gpu_seconds_limit=self.spent.gpu_seconds_left(),
             repeat=pick.repeat,
         )
 
@@ -176,7 +172,7 @@ class ProbeStudy:
             fidelity=MICRO,
             num_gpus=micro.num_gpus,
             gpu_seconds=micro.gpu_seconds,
-            gpu_seconds_limit=self.ledger.gpu_seconds_left(),
+            gpu_seconds_limit=self.spent.gpu_seconds_left(),
             micro=micro,
             reason=reason,
         )
@@ -220,7 +216,7 @@ class ProbeStudy:
         assert proposal.micro is not None, "a micro-probe says which it is"
         self.evaluations.timed.add(proposal.micro.name)
         self._observe_effects(result.observed)
-        self.ledger.pay(result.gpu_seconds)
+        self.spent.pay(result.gpu_seconds)
         return []
 
     def give_up(self, *, failure: str = INTERRUPTED) -> None:
@@ -251,7 +247,7 @@ class ProbeStudy:
         cost, interrupted = measured.gpu_seconds, measured.failure == INTERRUPTED
         if cost is not None and not interrupted and measured.step_seconds:
             self.evaluations.observe_start(measured, cost, emulated=emulated)
-        self.ledger.pay(
+        self.spent.pay(
             float(self.evaluations.full_costs()[row]) if cost is None else cost,
             row=row,
             probe=counts,

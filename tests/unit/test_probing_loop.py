@@ -185,13 +185,13 @@ def test_events_tell_the_best_so_far_the_regret_and_what_is_left(machine: Machin
     assert len(asked) == outcome.spent.probes == 3
     assert "budget of 3 probes" in outcome.stopped
     assert [event.kind for event in events] == ["asked", "told"] * 3 + ["stopped"]
-    assert [event.probes_left for event in events if event.kind == "told"] == [2, 1, 0]
+    assert [event.spent.probes_left() for event in events if event.kind == "told"] == [2, 1, 0]
     told = [event for event in events if event.kind == "told"]
     best = [event.best_seconds for event in told]
     assert best == sorted((value for value in best if value is not None), reverse=True)
     assert all(event.regret is not None and event.regret.expected_share >= 0.0 for event in told)
-    assert told[-1].gpu_seconds_left == pytest.approx(1e6 - outcome.spent.gpu_seconds)
+    assert told[-1].spent.gpu_seconds_left() == pytest.approx(1e6 - outcome.spent.gpu_seconds)
     assert told[-1].best_layout == outcome.ranked[0].layout
     assert events[0].message == machine.asked[0].reason
-    assert events[0].gpu_seconds_left == 1e6, "nothing is spent yet"
+    assert events[0].spent.gpu_seconds_left() == 1e6, "nothing is spent yet"
     assert events[-1].message == outcome.stopped
