@@ -19,7 +19,7 @@ GPU_FIELDS = (
     "pci.bus_id", "name",
 )  # fmt: skip
 CSV = ("--format=csv,noheader,nounits",)
-APP_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
+APP_FIELDS = ("gpu_uuid", "pid", "process_name")
 # Memory in use without a process to show (it runs outside our container, or has just ended):
 # above this, the GPU is in use. Judgement: an idle data-centre GPU shows 0 to 600 MiB (driver,
 # ECC, persistence daemon).
@@ -28,20 +28,12 @@ MEMORY_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
-    """A process that holds memory of a GPU. pid: the host's, which a container may not see."""
-
-    pid: int
-    name: str
-    used_bytes: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU.
 
     sliced: in MIG mode, where CUDA sees slices of it instead.
     bus_id: PCI domain, bus and device, as the kernel log names it: 0000:3b:00.
+    processes: those that hold its memory, with the host's pid, which a container may not see.
     """
 
     name: str
@@ -52,7 +44,7 @@ class Gpu:
     driver: str = ""
     sliced: bool = False
     bus_id: str = ""
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[str, ...] = ()
 
     def foreign(self, tolerated_bytes: float = 0.0) -> str | None:
         """A description of the foreign process that uses it; None when it is idle.
@@ -62,7 +54,7 @@ class Gpu:
         if tolerated_bytes and self.used_bytes is not None and self.used_bytes <= tolerated_bytes:
             return None
         if self.processes:
-            return ", ".join(f"pid {process.pid} ({process.name})" for process in self.processes)
+            return ", ".join(self.processes)
         if self.used_bytes is not None and self.used_bytes > IDLE_BYTES:
             return f"an unseen process with {self.used_bytes / MIB:,.0f} MiB"
         return None
@@ -141,12 +133,10 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     )
 
 
-def parse_apps(text: str) -> tuple[tuple[str, GpuProcess], ...]:
+def parse_apps(text: str) -> tuple[tuple[str, str], ...]:
     """(GPU's uuid, process) from the answer to APP_FIELDS, whose last may hold commas."""
-    return tuple(
-        (uuid, GpuProcess(pid=int(pid), name=name, used_bytes=_mib(used)))
-        for uuid, pid, used, name in _rows(text, APP_FIELDS, "pid")
-    )
+    rows = _rows(text, APP_FIELDS, "pid")
+    return tuple((uuid, f"pid {pid} ({name})") for uuid, pid, name in rows)
 
 
 def _rows(text: str, fields: Sequence[str], number: str) -> Iterator[list[str]]:

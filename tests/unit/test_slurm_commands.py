@@ -12,7 +12,7 @@ from planner.errors import ProbeError
 from planner.probes.evidence import Evidence, read_errors
 from planner.probes.failures import classify
 from planner.probes.launch import LaunchSettings, Watch
-from planner.probes.pools.nvidia import GpuProcess, Survey, others_on
+from planner.probes.pools.nvidia import Survey, others_on
 from planner.probes.pools.protocol import PoolSettings
 from planner.probes.pools.slurm import SlurmPool
 from planner.probes.pools.slurm_allocation import Allocation, NodeGrid, ProbeOrder
@@ -250,7 +250,7 @@ def test_what_others_hold_on_a_node_is_not_the_layouts(
 ) -> None:
     """A leftover that goes is waited for; one that stays fails the probe as foreign."""
     idle = replace(H100, index=3, bus_id="0000:3b:00")
-    left = replace(idle, processes=(GpuProcess(pid=51234, name="python3", used_bytes=40e9),))
+    left = replace(idle, processes=("pid 51234 (python3)",))
     looks = iter([left, idle])
     assert own_gpus(0.0, lambda: Survey(gpus=(next(looks),))) == (idle,)
     monkeypatch.setattr("planner.probes.pools.slurm_node.SETTLE_SECONDS", 0.0)
