@@ -57,12 +57,15 @@ def main(arguments: list[str] | None = None) -> int:
         write_whole(result_path, result.model_dump_json())
     if not isinstance(outcome, MeasuredRun):
         return 1
-    run.close()
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return 0
 
 
 def _program(task: ProbeTask) -> Any:
-    """The run of this task, not begun: `measure`, `environment`, `notes`, `close`."""
+    """The run of this task, not begun: `measure`, `environment`, `notes`."""
     if task.kernels:
         from planner.probes.micro import KernelProgram
 

@@ -49,7 +49,7 @@ class ReferenceRun:
         self.timed = timing.StepTiming()
 
     def measure(self) -> MeasuredRun:
-        """Does everything from process groups to numbers. `close` leaves the process groups."""
+        """Does everything from process groups to numbers."""
         recipe, task = self.recipe, self.recipe.task
         used_before = self._take_device()
         if recipe.emulated:
@@ -85,38 +85,25 @@ class ReferenceRun:
         return describe(self.device, self.sample)
 
     def notes(self) -> list[str]:
-        recipe, notes = self.recipe, []
-        if self.timed.microbatches:
-            few, more = self.timed.microbatches
-            notes.append(
-                f"steps of {few} and {more} of its {recipe.num_microbatches} microbatches were "
-                "timed; the whole step follows from both"
-            )
-        if recipe.emulated:
-            notes.append(
-                "emulated: one rank alone; its step holds no communication and no bubble, and its "
-                "loss means nothing"
-            )
-        if recipe.task.fake_tensors:
-            notes.append("fake tensors: nothing was computed; memory and counts come from shapes")
-        if recipe.layout.compile and not recipe.compiles:
-            notes.append(
-                "fake tensors: blocks were not compiled, so what fusion saves is counted as kept"
-            )
-        if recipe.emulated and recipe.layout.async_tp:
-            notes.append("emulated: async TP was left out, there is no communication to hide")
-        if not recipe.emulated and not recipe.whole_init:
-            notes.append("weights were drawn where they live: the loss differs between layouts")
-        if recipe.layout.precision in precision.LOW and recipe.model.is_moe:
-            notes.append(
-                "routed experts computed in the parameter dtype: torchao converts linear layers "
-                "only"
-            )
-        return notes
-
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        recipe, short = self.recipe, self.timed.microbatches
+        few, more = short or (0, 0)
+        known = (
+            (short, f"steps of {few} and {more} of its {recipe.num_microbatches} microbatches were "
+             "timed; the whole step follows from both"),
+            (recipe.emulated, "emulated: one rank alone; its step holds no communication and no "
+             "bubble, and its loss means nothing"),
+            (recipe.task.fake_tensors, "fake tensors: nothing was computed; memory and counts come "
+             "from shapes"),
+            (recipe.layout.compile and not recipe.compiles, "fake tensors: blocks were not "
+             "compiled, so what fusion saves is counted as kept"),
+            (recipe.emulated and recipe.layout.async_tp, "emulated: async TP was left out, there "
+             "is no communication to hide"),
+            (not recipe.emulated and not recipe.whole_init, "weights were drawn where they live: "
+             "the loss differs between layouts"),
+            (recipe.layout.precision in precision.LOW and recipe.model.is_moe, "routed experts "
+             "computed in the parameter dtype: torchao converts linear layers only"),
+        )  # fmt: skip
+        return [note for holds, note in known if holds]
 
     def _backend(self) -> str:
         if self.device.type == "cpu":
