@@ -32,6 +32,7 @@ from planner.study.evaluations import ProbeCost, Proposal
 from planner.study.isolating import isolating
 from planner.study.ledger import Budget, StudySettings
 from planner.study.measured_search import listed
+from planner.study.samplers import Pick
 
 SEEDS, PROBES, TOP_K = 5, 8, 3
 ERRORS = (0.05, 0.30)
@@ -46,7 +47,7 @@ class Pair:
     """Number 1 on paper, and the layout beside it that isolates what nobody measured, by rows."""
 
     first: int
-    isolating: tuple[int, str]
+    isolating: Pick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +115,12 @@ def surprising(name: str, seed: int, off: float) -> tuple[Truth, Pair]:
     found = isolating(pricer, candidates.batch.row(first), candidates.batch.row(paper))
     assert found is not None, "the fastest of the others rests on something"
     row = candidates.find(found.layout)
+    pick = Pick(row=paper if row is None else row, reason=found.reason)
     return (
         replace(
             truth, name=f"{name}, off by {off:+.0%}", log_seconds=truth.log_seconds + off * rests
         ),
-        Pair(first=first, isolating=(paper if row is None else row, found.reason)),
+        Pair(first=first, isolating=pick),
     )
 
 
@@ -132,7 +134,7 @@ def violations(played: Played, top_k: int = TOP_K) -> list[str]:
             times[row] = min(seconds, times.get(row, np.inf))
     if played.pair is not None and [row for row, _ in played.told[:2]] != [
         played.pair.first,
-        played.pair.isolating[0],
+        played.pair.isolating.row,
     ]:
         return ["what nobody measured was not measured after number 1"]
     shown = listed(played.outcome, top_k)

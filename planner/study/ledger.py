@@ -6,6 +6,7 @@ from planner.columns import BoolColumn
 from planner.study.evaluations import MOST_FAILURES, ProbeCost
 from planner.study.micro_probes import MicroProbe, ObservedEffect
 from planner.study.regret import TOLERANCE
+from planner.study.samplers import Pick
 from planner.units import counted
 
 # judgement: low-fidelity evaluations per probe; each costs little but is a launch to wait for
@@ -37,7 +38,7 @@ class StudySettings:
     gpu_seconds_before: spent on timing kernels before this study was resumed.
     first: row of number 1 on paper, measured before all others.
     first_measures: mechanisms that it measures for the first time, as a clause.
-    isolating: row to measure next, which with number 1 isolates an unmeasured mechanism, and why.
+    isolating: measured next; with number 1 it isolates an unmeasured mechanism.
     """
 
     sampler: str = "cost-model"
@@ -53,7 +54,7 @@ class StudySettings:
     gpu_seconds_before: float = 0.0
     first: int | None = None
     first_measures: str = ""
-    isolating: tuple[int, str] | None = None
+    isolating: Pick | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,11 +20,11 @@ from planner.specs.plan import LEAST_MOVED, RankedLayout
 from planner.study.ask_tell import Event, Measure, Ranked, StudyResult, run
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.evaluations import ProbeCost
-from planner.study.isolating import Isolating, isolating, measures
+from planner.study.isolating import isolating, measures
 from planner.study.kernel_timings import StudyKernels
 from planner.study.ledger import Budget, StudySettings
 from planner.study.micro_probes import MicroProbe, ObservedEffect
-from planner.study.samplers import layout_of
+from planner.study.samplers import Pick, layout_of
 from planner.study.study import AskedBefore
 
 MICRO_START_SECONDS = 10.0  # launch of a program that builds no model; judgement
@@ -82,6 +82,8 @@ def probe_size(
     beside = [isolated.layout] if isolated is not None else []
     wanted = list(dict.fromkeys((*include, *beside, *measured)))
     candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
+    row = None if isolated is None else candidates.find(isolated.layout)
+    pair = Pick(row=row, reason=isolated.reason) if isolated and row is not None else None
     micro_probes: tuple[MicroProbe, ...] = ()
     observed: tuple[ObservedEffect, ...] = ()
     if probing.timed is not None:  # what no timing covers, and effects of the earlier ones
@@ -114,7 +116,7 @@ def probe_size(
         first_measures=measures(
             [one for first in include[:1] for one in rests_on(first, pricer, pricer.calibration)]
         ),
-        isolating=_in_rows(candidates, isolated),
+        isolating=pair,
     )
     found = run(
         candidates,
@@ -127,11 +129,6 @@ def probe_size(
         should_stop=probing.should_stop,
     )
     return replace(found, refused=reasons)
-
-
-def _in_rows(candidates: Candidates, isolated: Isolating | None) -> tuple[int, str] | None:
-    row = None if isolated is None else candidates.find(isolated.layout)
-    return None if isolated is None or row is None else (row, isolated.reason)
 
 
 def unsupported_candidates(

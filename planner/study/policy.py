@@ -39,7 +39,7 @@ class Policy:
         if (
             knowledge.timed()
             and (spent.probes_left() <= 0 or self.unconfirmed() is None)
-            and not self._isolates()
+            and self._isolating() is None
             and self._odd() is None
         ):
             regret = self.regret()
@@ -67,17 +67,8 @@ class Policy:
 
     def required(self) -> Pick | None:
         """The layout to run first: one that isolates a mechanism, or one whose run was odd."""
-        if self.knowledge.records and self._isolates():
-            assert self.settings.isolating is not None, "only what isolates is asked"
-            row, reason = self.settings.isolating
-            return Pick(row=row, reason=reason)
-        odd = self._odd()
-        if odd is None:
-            return None
-        row, factor = odd
-        return Pick(
-            row=row, reason=f"again: one run took {factor:.2f} times its prediction", repeat=True
-        )
+        isolating = self._isolating() if self.knowledge.records else None
+        return isolating or self._odd()
 
     def confirming(self) -> Pick | None:
         """The leader, where it has not run itself and nothing pays before that."""
@@ -98,24 +89,20 @@ class Policy:
         unconfirmed = record is not None and record.fidelity not in FULL_FIDELITY
         return leader if unconfirmed and self.payable(leader) else None
 
-    def _isolates(self) -> bool:
-        """Whether the layout that isolates an unmeasured mechanism can still be run."""
-        if self.settings.isolating is None:
-            return False
-        row, _ = self.settings.isolating
-        posterior = self.knowledge.posterior()
-        return (
-            row not in self.knowledge.records
-            and bool(self.knowledge.untried()[row])
-            and self.payable(row)
-            and float(posterior.risk[row]) <= OOM_LIMIT
-        )
+    def _isolating(self) -> Pick | None:
+        """The layout that isolates an unmeasured mechanism, while it can still be run."""
+        pick, knowledge = self.settings.isolating, self.knowledge
+        if pick is None or pick.row in knowledge.records or not self.payable(pick.row):
+            return None
+        fits = float(knowledge.posterior().risk[pick.row]) <= OOM_LIMIT
+        return pick if fits and knowledge.untried()[pick.row] else None
 
-    def _odd(self) -> tuple[int, float] | None:
-        """A layout whose odd run may be repeated, and measured over predicted seconds."""
+    def _odd(self) -> Pick | None:
+        """The layout whose odd run may be repeated."""
         for row, factor in self.knowledge.odd().items():
             if self.payable(row):
-                return row, factor
+                reason = f"again: one run took {factor:.2f} times its prediction"
+                return Pick(row=row, reason=reason, repeat=True)
         return None
 
     def _low_fidelity_pays(self, *, beside: int) -> bool:

@@ -9,6 +9,7 @@ from optuna.trial import TrialState
 from planner.specs.measurement import Measured, Measurement
 from planner.study.ask_tell import Event, run
 from planner.study.evaluations import ProbeCost, Proposal
+from planner.study.samplers import Pick
 from planner.study.study import ProbeStudy
 from tests.conftest import one_fast
 from tests.unit import probing_cases
@@ -58,7 +59,7 @@ def test_it_stops_with_the_number_when_regret_is_below_tolerance() -> None:
 
 def test_it_does_not_stop_before_the_run_that_isolates_what_nobody_measured() -> None:
     machine = Machine(small(), small().prior.log_seconds)
-    isolating = (3, "measures what no run used")
+    isolating = Pick(row=3, reason="measures what no run used")
     study = ProbeStudy(small(), settings(1000, tolerance=1e6, first=0, isolating=isolating))
     for row in (0, 3):
         assert study.finished() is None
