@@ -15,7 +15,7 @@ import numpy as np
 import optuna
 
 from planner.specs.layout import Layout
-from planner.specs.measurement import Measured, Measurement
+from planner.specs.measurement import Measurement
 from planner.study.candidates import Candidates
 from planner.study.evaluations import Proposal
 from planner.study.ledger import Ledger, StudySettings
@@ -204,15 +204,11 @@ def _result_message(result: Result) -> str:
         )
     measured = result.measured
     if measured.status == "ok" and measured.step_seconds:
-        return f"{format_seconds(measured.step_seconds)} a step{_fidelity_note(measured)}"
+        of = "" if measured.rung in FULL_FIDELITY else f" ({measured.rung})"
+        return f"{format_seconds(measured.step_seconds)} a step{of}"
     return {"oom": "out of memory", "failed": f"failed: {measured.failure}"}.get(
         measured.status, "no step time"
     ) + (f" ({measured.message})" if measured.message else "")
-
-
-def _fidelity_note(measured: Measured) -> str:
-    """The fidelity of a result, as a note; empty for a run of the layout itself."""
-    return "" if measured.rung in FULL_FIDELITY else f" ({measured.rung})"
 
 
 def _event(

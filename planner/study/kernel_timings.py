@@ -99,25 +99,13 @@ class StudyKernels:
         known = by_kind(
             one.shape for one in timings if timing_fingerprint(self.gpu, one) in self.fitted
         )
-        known_shapes = {
-            shape
-            for kind in by_kind(one.shape for one in timings).items()
-            if kind[0] in known
-            for shape in kind[1]
-        }
-        seconds = {
-            one.shape: one.seconds
-            for one in timings
-            if one.seconds > 0 and one.shape not in known_shapes
-        }
+        seconds = {one.shape: one.seconds for one in timings if one.seconds > 0}
         found = []
         for name, shapes in by_kind(shape for shape in seconds if self.alone.get(shape)).items():
             effect = self.effect(name, shapes)
-            ratio = float(
-                self._mean(shapes, lambda shape: np.log(seconds[shape] / self.alone[shape]))
-            )
-            if _tells(effect):
-                found.append(ObservedEffect(effect=effect, log_ratio=ratio))
+            if name not in known and _tells(effect):
+                ratio = self._mean(shapes, lambda shape: np.log(seconds[shape] / self.alone[shape]))
+                found.append(ObservedEffect(effect=effect, log_ratio=float(ratio)))
         return tuple(found)
 
     def probes(

@@ -64,7 +64,7 @@ class Knowledge:
 
         counts: whether a failure is final, because the layout itself cannot be run.
         """
-        self._touch()
+        self._posterior = None
         full = measured.rung in FULL_FIDELITY
         if measured.status == "oom":
             return self._ran_out(row, measured)
@@ -87,9 +87,9 @@ class Knowledge:
 
         loading (Q,): weights of the columns of the prior's factor.
         """
+        self._posterior = None
         along = tuple(loading)
         self.times.append(Observation(row=None, value=value, variance=variance, loading=along))
-        self._touch()
 
     def _observe_run(
         self, row: int, measured: Measured, variance: float, residual: float | None
@@ -112,7 +112,6 @@ class Knowledge:
         before = self.records.get(row)
         if not measured.step_seconds:
             self.memories += [memory] if memory is not None and before is None else []
-            self._touch()
             return
         value, variance = float(np.log(measured.step_seconds)), noise_variance(measured)
         if before is not None and before.fidelity in FULL_FIDELITY:
@@ -132,7 +131,6 @@ class Knowledge:
     def _update_emulated(self) -> None:
         """Sets the records of candidates that have only emulated results."""
         self.records.update((one.row, one) for one in self.emulated.records())
-        self._touch()
 
     def _margin_of(self, row: int, residual: float | None) -> float | None:
         return None if residual is None else float(np.expm1(self.log_share[row] + residual))
@@ -202,16 +200,11 @@ class Knowledge:
         )
         if excludes:
             self._exclude(row, f"failed: {kind}")
-        self._touch()
         return []
 
     def _exclude(self, row: int, reason: str) -> None:
         self.excluded[row] = reason
         self.barred[row] = True
-        self._touch()
-
-    def _touch(self) -> None:
-        self._posterior = None
 
     def posterior(self) -> StudyPosterior:
         if self._posterior is None:
@@ -229,11 +222,6 @@ class Knowledge:
             and one.row not in odd
         ]
         return sorted(found, key=lambda record: record.log_seconds or 0.0)
-
-    def believed(self, row: int) -> Record | None:
-        """The record of a layout that ran itself and whose time is believed."""
-        record = self.records.get(row)
-        return record if record is not None and record.measured and row not in self.odd() else None
 
     def untried(self) -> BoolColumn:
         """Candidates that have not run themselves and have an affordable evaluation, (N,)."""
@@ -260,7 +248,7 @@ def _conditioned(knowledge: Knowledge) -> StudyPosterior:
     time = condition(knowledge.time, knowledge.time_observations())
     memory = condition(knowledge.memory, knowledge.memory_observations())
     log_seconds = prior + time.mean
-    timed = knowledge.timed()
+    timed, odd = knowledge.timed(), knowledge.odd()
     rows = [record.row for record in timed if not knowledge.barred[record.row]]
     leader = (
         min(rows, key=lambda row: float(log_seconds[row]))
@@ -273,7 +261,7 @@ def _conditioned(knowledge: Knowledge) -> StudyPosterior:
         barred=knowledge.barred,
         log_share=knowledge.log_share,
         believed={
-            row: one for row in knowledge.records if (one := knowledge.believed(row)) is not None
+            row: one for row, one in knowledge.records.items() if one.measured and row not in odd
         },
         time=time,
         memory=memory,

@@ -198,47 +198,33 @@ class CostModelSampler(FiniteSampler):
         if first is not None and not posterior.measured and free[first]:
             said = self.knowledge.first_measures
             also = f", which {said}" if said else ""
-            return Pick(
-                row=first, reason=f"number 1 on paper{also}: {_predicted(posterior, first)}"
-            )
+            said = f"number 1 on paper{also}: {_predicted(posterior, first)}"
+            return Pick(row=first, reason=said)
         if not posterior.measured and free[posterior.leader]:
-            return Pick(
-                row=posterior.leader,
-                reason=f"the model's first: {_predicted(posterior, posterior.leader)}",
-            )
+            said = f"the model's first: {_predicted(posterior, posterior.leader)}"
+            return Pick(row=posterior.leader, reason=said)
         best = posterior.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []
         if not best and free.any():
-            return self._least_risky(posterior, free)
-        row = best[0] if best else None
-        gain = self._gain(posterior, row) if row is not None else 0.0
+            row = int(np.argmin(np.where(free, posterior.risk, np.inf)))
+            said = f"the likeliest to fit of what is left: {_predicted(posterior, row)}"
+            return Pick(row=row, reason=said)
+        worth = posterior.improvement * (1.0 - posterior.risk)
+        gain = float(worth[best[0]]) if best else 0.0
         again = self._repeat(posterior, max(gain, LEAST_REPEAT_GAIN))
         if again is not None:
             return again
-        if row is None:
-            return Pick(
-                row=self.knowledge.repeatable()[0].row,
-                repeat=True,
-                reason="again: every candidate has been tried",
-            )
+        if not best:
+            row = self.knowledge.repeatable()[0].row
+            return Pick(row=row, repeat=True, reason="again: every candidate has been tried")
         return Pick(
-            row=row,
+            row=best[0],
             reason=f"expected improvement {gain:.2%} over {_seconds(posterior.best)}: "
-            f"{_predicted(posterior, row)}",
+            f"{_predicted(posterior, best[0])}",
         )
 
     def has_more(self) -> bool:
         """Also true if only a second run is left."""
         return super().has_more() or bool(self.knowledge.repeatable())
-
-    def _gain(self, posterior: StudyPosterior, row: int) -> float:
-        return float(posterior.improvement[row] * (1.0 - posterior.risk[row]))
-
-    def _least_risky(self, posterior: StudyPosterior, free: BoolColumn) -> Pick:
-        rows = np.flatnonzero(free)
-        row = int(rows[np.argmin(posterior.risk[rows])])
-        return Pick(
-            row=row, reason=f"the likeliest to fit of what is left: {_predicted(posterior, row)}"
-        )
 
     def _repeat(self, posterior: StudyPosterior, least: float) -> Pick | None:
         """The measured layout that may be the fastest when it runs once more.
