@@ -68,16 +68,12 @@ class TitanLog:
     started: bool
     steps: tuple[StepLine, ...]
 
-    def of_rank(self, rank: int | None) -> tuple[StepLine, ...]:
-        """The steps of one rank, in order; of a step logged twice (a restart) the last line."""
-        last = {line.step: line for line in self.steps if line.rank == rank}
-        return tuple(last[step] for step in sorted(last))
-
-    @property
-    def ranks(self) -> tuple[int | None, ...]:
-        """Ranks that logged a step, in order; (None,) for a log without ranks."""
-        found = {line.rank for line in self.steps}
-        return tuple(sorted(found, key=lambda rank: -1 if rank is None else rank))
+    def by_rank(self) -> dict[int | None, dict[int, StepLine]]:
+        """Each rank's lines by step; of a step logged twice (a restart) the last line."""
+        found: dict[int | None, dict[int, StepLine]] = {}
+        for line in self.steps:
+            found.setdefault(line.rank, {})[line.step] = line
+        return found
 
     def losses(self) -> dict[int, float]:
         """Loss by step: the largest over ranks, as stages without the head log a negative one."""

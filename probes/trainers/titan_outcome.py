@@ -130,10 +130,9 @@ def _seconds_by_rank(asked: TitanProbe, log: TitanLog, scalars: Scalars) -> list
     whole = [[one[step] for step in asked.timed] for one in exact if timed <= one.keys()]
     if whole:
         return whole
-    lines = [{line.step: line for line in log.of_rank(rank)} for rank in log.ranks]
     return [
         [_seconds(asked, steps, step) for step in asked.timed]
-        for steps in lines
+        for steps in log.by_rank().values()
         if timed <= steps.keys()
     ]
 
@@ -149,12 +148,14 @@ def _seconds(asked: TitanProbe, steps: dict[int, StepLine], step: int) -> float:
 
 def _memory(log: TitanLog, scalars: Scalars) -> list[RankMemory]:
     """Peaks of every rank over all steps. TorchTitan counts active blocks, not allocated ones."""
-    ranks = [rank for rank in scalars if RESERVED in scalars[rank]] or list(log.ranks)
+    lines = log.by_rank()
+    ranks = [rank for rank in scalars if RESERVED in scalars[rank]]
+    ranks = ranks or sorted(lines, key=lambda rank: rank or 0)
     found = []
     for rank in ranks:
         tags = scalars.get(rank, {})
         peaks = [value * GIB for value in tags.get(RESERVED, {}).values()]
-        peak = max(peaks or [line.reserved_bytes for line in log.of_rank(rank)])
+        peak = max(peaks or [line.reserved_bytes for line in lines.get(rank, {}).values()])
         # -1 means a device without statistics
         memory = RankMemory(rank=rank or 0, peak_allocated_bytes=None, peak_reserved_bytes=None)
         if peak > 0:

@@ -237,9 +237,9 @@ def test_event_files_say_seconds_exactly_and_the_log_agrees(tmp_path: Path) -> N
 
 def test_the_loss_of_a_pipeline_is_that_of_its_last_stage() -> None:
     asked, log = recorded("0.2.2-fsdp2-pp2")
-    lines = read_log(log)
-    assert {line.loss < 0 for line in lines.of_rank(0)} == {True}
-    assert {line.loss > 0 for line in lines.of_rank(3)} == {True}
+    lines = read_log(log).by_rank()
+    assert {line.loss < 0 for line in lines[0].values()} == {True}
+    assert {line.loss > 0 for line in lines[3].values()} == {True}
     found = measured(asked, log)
     assert min(found.losses) > 0
     # 0.2 does not divide pipelined gradients by the tokens: a habit, not a fault
