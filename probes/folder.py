@@ -9,11 +9,10 @@ from pathlib import Path
 TASK, RESULT, BEGIN, END, LOG = "task.json", "result.json", "begin.json", "end.json", "output.log"
 NODE_ENDS, NODE_LOGS = "end.node*.json", "output.node*.log"
 NODE_STARTS = "guardian.node*.json"
-KERNEL_LOG, KERNEL_LOGS = "kernel.log", "kernel*.log"  # what kernels logged meanwhile
+KERNEL_LOGS = "kernel*.log"  # what kernels logged meanwhile
 OTHERS, ALL_OTHERS = "others.txt", "others*.txt"  # who else holds memory of its GPUs
 FOUND = "found.json"  # versions that the interpreter of the program has
 MOST_BYTES = 16_000_000  # of a file that is read whole; a result of a thousand steps has 0.1 MB
-STOP = "stop"  # asks the guardians of all nodes to end the probe
 
 
 def read_whole(path: Path) -> str:

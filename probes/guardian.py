@@ -7,7 +7,7 @@ starts the command. Then it waits for the first of:
 - the command's end;
 - the time limit;
 - the end of its runner (its standard input is closed, or it has another parent);
-- an order to stop: a signal, a line from the runner, or a file that the spec names.
+- an order to stop: a signal, a line from the runner, or the file `stop` in the folder.
 
 Last it kills every descendant, and every process that carries the probe's token in its environment,
 until two searches in a row find none. Then it writes how the command ended.
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-TAKEN = "taken"  # a file in the folder of a probe that has a new owner
+STOP = "stop"  # a file in the folder of a probe that asks its guardians, on all nodes, to end it
 TOKEN = "PLANNER_PROBE_TOKEN"
 GUARDIAN = "PLANNER_PROBE_GUARDIAN"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -294,9 +294,9 @@ class Guardian:
 
     def run(self) -> bool:
         """Starts, waits, kills, writes the end. Returns whether the command succeeded by itself."""
-        end = Path(self.spec["end"])
+        end = self._file("end.json")
         try:
-            with open(self.spec["output"], "ab", buffering=0) as output:
+            with open(self._file("output.log"), "ab", buffering=0) as output:
                 child = self._start(output)
         except OSError as error:
             message = f"{error.strerror}: {self.spec['argv'][0]}"
@@ -316,7 +316,7 @@ class Guardian:
         left = kill_all(self.spec["token"], below=os.getpid())
         self._cut_logs(2 * LOG_BYTES)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
-        write_private(Path(self.spec["kernel"]), self.kernel.read(self.spec["bus_ids"]))
+        write_private(self._file("kernel.log"), self.kernel.read(self.spec["bus_ids"]))
         told = {"reason": reason, "exit_code": code, "seconds": seconds, "left": left}
         write_json(end, {**told, "stopped": stopped})
         return code == 0
@@ -342,11 +342,16 @@ class Guardian:
         if self.clock() - self.looked < STOP_FILE_SECONDS:
             return False
         self.looked = self.clock()
-        return os.path.exists(self.spec["stop"])
+        return os.path.exists(os.path.join(self.spec["folder"], STOP))
+
+    def _file(self, name: str) -> Path:
+        """The file of this name in the probe's folder, of this node where every node has one."""
+        stem, ending = name.split(".")
+        return Path(self.spec["folder"], f"{stem}{self.spec['suffix']}.{ending}")
 
     def _cut_logs(self, most: int) -> None:
         """Shortens its own output and the logs of the ranks."""
-        for path in {Path(self.spec["output"]), *Path(self.spec["cwd"]).rglob("*.log")}:
+        for path in Path(self.spec["folder"]).rglob("*.log"):
             with contextlib.suppress(OSError):
                 cut_log(path, most)
 
@@ -357,7 +362,7 @@ class Guardian:
         child = subprocess.Popen(
             self.spec["argv"],
             env=environment,
-            cwd=self.spec["cwd"],
+            cwd=self.spec["folder"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -24,7 +24,7 @@ from typing import Any
 from planner.errors import ProbeError
 from planner.probes import guardian
 from planner.probes.evidence import PREFIX
-from planner.probes.folder import BEGIN, END, KERNEL_LOG, LOG, NODE_LOGS, OTHERS, RESULT, TASK
+from planner.probes.folder import BEGIN, END, LOG, NODE_LOGS, OTHERS, RESULT, TASK
 from planner.probes.outcome import Begin, conclude, write_result
 from planner.probes.preflight import Need, check, check_platform
 from planner.probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
@@ -123,27 +123,22 @@ class Watch:
 class GuardianSpec:
     """The guardian's orders (`planner.probes.guardian`).
 
-    argv, cwd, output: the command.
+    argv: the command, which runs in the folder.
     env: variables that we set for it. inherit: names of variables that it gets as the guardian has
         them. Their values, which may be secrets, are never written to a file.
-    end: file for how it ended.
-    kernel: file for what the kernel logs meanwhile. bus_ids: GPUs whose Xids belong there; see
-        `planner.probes.pools.nvidia.Gpu`.
+    bus_ids: GPUs whose Xids the kernel's log is read for; see `planner.probes.pools.nvidia.Gpu`.
+    suffix: of the names of its output, its end and the kernel's log, where each node has its own.
     watch_runner: end with the process that started the guardian.
-    stop: end when this file is there.
     """
 
     argv: list[str]
     env: dict[str, str]
     inherit: list[str]
-    cwd: str
-    output: str
-    end: str
+    folder: str
     token: str
     time_limit_seconds: float
-    kernel: str
     bus_ids: list[str]
-    stop: str
+    suffix: str = ""
     watch_runner: bool = True
 
 
@@ -187,12 +182,8 @@ class Launcher:
             argv=settings.command(settings.python, task, program, port=settings.port()),
             env=environment(settings.folder, task, lease, program.env),
             inherit=inherited(settings.inherit),
-            cwd=str(folder),
-            output=str(folder / LOG),
-            end=str(folder / END),
+            folder=str(folder),
             token=begin.token,
-            kernel=str(folder / KERNEL_LOG),
-            stop=str(folder / guardian.TAKEN),
             bus_ids=list(lease.bus_ids),
             time_limit_seconds=time_limit_seconds,
         )

@@ -125,7 +125,7 @@ def _result_left(record: ProbeRecord) -> ProbeResult | None:
     if host != platform.node():
         return None
     with contextlib.suppress(OSError):  # an owner that lives may be about to start it
-        (folder / guardian.TAKEN).touch()
+        (folder / guardian.STOP).touch()
     if not (folder / TASK).is_file() or not (folder / BEGIN).is_file():
         return None
     try:

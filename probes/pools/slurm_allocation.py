@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.errors import ProbeError
-from planner.probes.folder import STOP
-from planner.probes.guardian import write_private
+from planner.probes.guardian import STOP, write_private
 from planner.probes.pools.slurm_commands import NoControllerError, Slurm
 
 FOLDER = "allocations"

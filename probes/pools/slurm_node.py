@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planner.probes import guardian
 from planner.probes.evidence import RankError
-from planner.probes.folder import BEGIN, RESULT, STOP, TASK
+from planner.probes.folder import BEGIN, RESULT, TASK
 from planner.probes.launch import GuardianSpec, command_of
 from planner.probes.outcome import Begin
 from planner.probes.pools.nvidia import Gpu, Survey, others_on, survey, visible
@@ -53,14 +53,11 @@ def main() -> None:
         argv=argv,
         env={NODE_NAME: os.environ[NODE_NAME]},
         inherit=[name for name in os.environ if name not in (guardian.TOKEN, NODE_NAME)],
-        cwd=str(folder),
-        output=str(folder / f"output.node{node}.log"),
-        end=str(folder / f"end.node{node}.json"),
+        folder=str(folder),
+        suffix=f".node{node}",
         token=node_token(begin.token, node),
-        kernel=str(folder / f"kernel.node{node}.log"),
         bus_ids=[gpu.bus_id for gpu in gpus if gpu.bus_id],
         watch_runner=False,
-        stop=str(folder / STOP),
         time_limit_seconds=task.time_limit_seconds,
     )
     path = folder / f"guardian.node{node}.json"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.errors import ProbeError
-from planner.probes.folder import LOG, NODE_ENDS, NODE_STARTS, STOP
+from planner.probes.folder import LOG, NODE_ENDS, NODE_STARTS
+from planner.probes.guardian import STOP
 from planner.probes.launch import Watch, newest_line
 from planner.probes.outcome import End, end_in, read_log
 from planner.probes.pools.slurm_allocation import HEARTBEAT, Allocation, ProbeOrder

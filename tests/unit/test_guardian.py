@@ -104,7 +104,13 @@ class World:
         self.read_end, self.write_end = os.pipe()
 
     def guardian(self, **spec: Any) -> Guardian:
-        values = {"time_limit_seconds": 60.0, "watch_runner": True, "stop": "none", **spec}
+        values = {
+            "time_limit_seconds": 60.0,
+            "watch_runner": True,
+            "folder": "none",
+            "suffix": "",
+            **spec,
+        }
         clock = {"parent": lambda: self.parent, "clock": lambda: self.now}
         return Guardian(values, **clock, stdin=self.read_end)
 
@@ -147,7 +153,7 @@ class TestWhenToEnd:
 
     def test_when_a_file_asks_for_it(self, world: World, tmp_path: Path) -> None:
         """It is looked for once a second, as it may be on another machine's disk."""
-        one = world.guardian(stop=str(tmp_path / "stop"), watch_runner=False)
+        one = world.guardian(folder=str(tmp_path), watch_runner=False)
         reasons = []
         for moment in (1.5, 2.0, 2.5):
             world.changes(now=moment)
@@ -213,9 +219,8 @@ def run_it(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Run
 
 def spec_of(folder: Path, *argv: str, **spec: Any) -> dict[str, Any]:
     return {
-        "argv": list(argv), "env": {}, "inherit": ["PATH"], "cwd": str(folder),
-        "output": str(folder / "output.log"), "kernel": str(folder / "kernel.log"), "bus_ids": [],
-        "end": str(folder / "end.json"), "token": "abc", **spec,
+        "argv": list(argv), "env": {}, "inherit": ["PATH"], "folder": str(folder), "suffix": "",
+        "bus_ids": [], "token": "abc", **spec,
     }  # fmt: skip
 
 
@@ -289,11 +294,11 @@ def test_a_program_that_writes_without_end_leaves_little(tmp_path: Path) -> None
         "for f in (sys.stdout, open('logs/stdout.log', 'w')):\n"
         "    f.write('a' * 30_000_000)\n"
     )
-    limits = {"time_limit_seconds": 60.0, "watch_runner": False, "stop": "none"}
+    limits = {"time_limit_seconds": 60.0, "watch_runner": False}
     spec = spec_of(tmp_path, sys.executable, "-S", "-c", program, **limits, token="t-cut")
-    guardian.write_json(tmp_path / "spec", {**spec, "kernel": str(tmp_path / "kernel")})
+    guardian.write_json(tmp_path / "spec", spec)
     command = [sys.executable, "-I", "-S", guardian.__file__, str(tmp_path / "spec")]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=300)
-    left = [path.stat().st_size for path in tmp_path.rglob("*.log")]
-    assert len(left) == 2
-    assert max(left) < 2.1 * guardian.LOG_BYTES
+    left = {path.name: path.stat().st_size for path in tmp_path.rglob("*.log")}
+    assert left.keys() == {"output.log", "stdout.log", "kernel.log"}
+    assert max(left.values()) < 2.1 * guardian.LOG_BYTES

@@ -33,9 +33,8 @@ DONE = MeasuredRun(
 def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
     values: dict[str, Any] = {"time_limit_seconds": 30.0, **more}
     return GuardianSpec(
-        argv=list(argv), env={}, inherit=["PATH"], cwd=str(folder), output=str(folder / LOG),
-        end=str(folder / END), token=f"token-of-{folder.name}", bus_ids=[],
-        kernel=str(folder / "kernel.log"), stop=str(folder / "stop"), **values,
+        argv=list(argv), env={}, inherit=["PATH"], folder=str(folder),
+        token=f"token-of-{folder.name}", bus_ids=[], **values,
     )  # fmt: skip
 
 
