@@ -63,10 +63,10 @@ def processes() -> Iterator[tuple[int, int]]:
                 yield int(name), int(parent)
 
 
-def descendants(root: int, table: Iterable[tuple[int, int]] | None = None) -> set[int]:
-    """Pids below `root`, without `root` itself. table: (pid, parent) of all processes."""
+def descendants(root: int) -> set[int]:
+    """Pids below `root`, without `root` itself."""
     children: dict[int, list[int]] = {}
-    for pid, parent in processes() if table is None else table:
+    for pid, parent in processes():
         children.setdefault(parent, []).append(pid)
     found: set[int] = set()
     stack = [root]
@@ -87,12 +87,7 @@ def owner_of(pid: int) -> int:
     return os.stat(f"/proc/{pid}").st_uid
 
 
-def bearers(
-    token: str,
-    table: Iterable[tuple[int, int]] | None = None,
-    environment: Callable[[int], bytes] = environment_of,
-    owner: Callable[[int], int] = owner_of,
-) -> set[int]:
+def bearers(token: str) -> set[int]:
     """Pids of our processes that carry the token in their environment, except this process.
 
     They may stand anywhere in the process tree. Another user's process is none of ours, whatever
@@ -100,22 +95,11 @@ def bearers(
     """
     wanted = f"{TOKEN}={token}".encode()
     found = set()
-    for pid, _ in processes() if table is None else table:
+    for pid, _ in processes():
         with contextlib.suppress(OSError):
-            if owner(pid) == os.geteuid() and wanted in environment(pid).split(b"\0"):
+            if owner_of(pid) == os.geteuid() and wanted in environment_of(pid).split(b"\0"):
                 found.add(pid)
     return found - {os.getpid()}
-
-
-def kill_all(token: str, *, below: int | None = None, seconds: float = KILL_SECONDS) -> list[int]:
-    """Kills all that carries the token or is below a process. Returns the pids that are left."""
-
-    def find() -> set[int]:
-        if below == os.getpid():  # other processes wait for their own children
-            reap()
-        return bearers(token) | (descendants(below) if below is not None else set())
-
-    return kill_until_gone(find, seconds=seconds)
 
 
 def kill(pid: int) -> None:
@@ -124,25 +108,23 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def kill_until_gone(
-    find: Callable[[], set[int]],
-    *,
-    seconds: float = KILL_SECONDS,
-    kill: Callable[[int], None] = kill,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> list[int]:
-    """Kills what `find` finds until two searches in a row find nothing. Returns what is left."""
-    deadline = clock() + seconds
+def kill_all(token: str, *, below: int | None = None) -> list[int]:
+    """Kills all that carries the token or is below a process, until two searches find nothing.
+
+    Returns the pids that are left.
+    """
+    deadline = time.monotonic() + KILL_SECONDS
     clean_searches = 0
     left: set[int] = set()
-    while clean_searches < CLEAN_SEARCHES and clock() < deadline:
-        left = find()
+    while clean_searches < CLEAN_SEARCHES and time.monotonic() < deadline:
+        if below == os.getpid():  # other processes wait for their own children
+            reap()
+        left = bearers(token) | (set() if below is None else descendants(below))
         for pid in left:
             kill(pid)
         clean_searches = 0 if left else clean_searches + 1
         if left:
-            sleep(TICK_SECONDS)
+            time.sleep(TICK_SECONDS)
     return sorted(left)
 
 

@@ -16,23 +16,37 @@ from unittest.mock import Mock
 import pytest
 
 from planner.probes import guardian, outcome
-from planner.probes.guardian import Guardian, bearers, descendants, kill_until_gone
+from planner.probes.guardian import Guardian, bearers, descendants, kill_all
 from tests.e2e.probe_jobs import until
 
 TABLE = [(1, 0), (10, 1), (11, 10), (12, 11), (13, 10), (20, 1), (21, 20)]
 ME, TOKEN = os.geteuid(), b"PLANNER_PROBE_TOKEN=abc\0"
 
 
-def found(environments: dict[int, bytes], owner: Callable[[int], int] = lambda _: ME) -> set[int]:
-    """Bearers of the token abc among processes of these environments."""
-    table = [(pid, 1) for pid in environments]
-    return bearers("abc", table, environments.__getitem__, owner)
+Running = Callable[..., None]
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Running:
+    """Makes the machine run these processes alone, each with its environment and owner."""
+
+    def run(
+        table: list[tuple[int, int]],
+        environment: Callable[[int], bytes] = lambda _: b"",
+        owner: Callable[[int], int] = lambda _: ME,
+    ) -> None:
+        monkeypatch.setattr(guardian, "processes", lambda: table)
+        monkeypatch.setattr(guardian, "environment_of", environment)
+        monkeypatch.setattr(guardian, "owner_of", owner)
+
+    return run
 
 
 class TestWhoBelongsToAProbe:
-    def test_everything_below_and_nobody_beside(self) -> None:
-        assert descendants(10, TABLE) == {11, 12, 13}
-        assert descendants(12, TABLE) == set()
+    def test_everything_below_and_nobody_beside(self, running: Running) -> None:
+        running(TABLE)
+        assert descendants(10) == {11, 12, 13}
+        assert descendants(12) == set()
 
     def test_a_zombie_is_gone_and_we_are_not(self) -> None:
         child = subprocess.Popen([sys.executable, "-S", "-c", ""])
@@ -41,7 +55,7 @@ class TestWhoBelongsToAProbe:
         assert (child.pid in pids, os.getpid() in pids) == (False, True)
         child.wait()
 
-    def test_the_token_is_compared_whole(self) -> None:
+    def test_the_token_is_compared_whole(self, running: Running) -> None:
         """Nodes that share a machine have tokens that begin alike."""
         environments = {
             11: b"PATH=/bin\0PLANNER_PROBE_TOKEN=abc\0",
@@ -50,43 +64,46 @@ class TestWhoBelongsToAProbe:
             21: b"HOME=/\0PLANNER_PROBE_TOKEN=abc",
             os.getpid(): TOKEN,
         }
-        assert found(environments) == {11, 21}
+        running([(pid, 1) for pid in environments], environments.__getitem__)
+        assert bearers("abc") == {11, 21}
 
-    def test_another_users_process_is_none_of_ours(self) -> None:
-        assert found({11: TOKEN, 12: TOKEN}, {11: ME, 12: ME + 1}.__getitem__) == {11}
+    def test_another_users_process_is_none_of_ours(self, running: Running) -> None:
+        running([(11, 1), (12, 1)], lambda _: TOKEN, {11: ME, 12: ME + 1}.__getitem__)
+        assert bearers("abc") == {11}
 
-    def test_who_cannot_be_read_is_passed_over(self) -> None:
-        environment = Mock(side_effect=[PermissionError, TOKEN])
-        assert bearers("abc", [(10, 1), (11, 1)], environment, lambda _: ME) == {11}
+    def test_who_cannot_be_read_is_passed_over(self, running: Running) -> None:
+        running([(10, 1), (11, 1)], Mock(side_effect=[PermissionError, TOKEN]))
+        assert bearers("abc") == {11}
 
     def test_bearers_and_descendants_are_both_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         alive = {11: "below", 77: "bearer"}
         monkeypatch.setattr(guardian, "bearers", lambda _: {77} & set(alive))
         monkeypatch.setattr(guardian, "descendants", lambda _: {11} & set(alive))
         monkeypatch.setattr(os, "kill", lambda pid, _: alive.pop(pid))
-        assert guardian.kill_all("abc", below=10) == []
+        assert kill_all("abc", below=10) == []
         assert alive == {}
 
 
 class TestUntilNobodyIsLeft:
-    def test_one_clean_search_is_not_enough(self) -> None:
+    def test_one_clean_search_is_not_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A process that forks while we look may be missed once."""
         searches = iter([{11, 12}, set(), {13}, set(), set(), {99}])
         killed: list[int] = []
-        left = kill_until_gone(lambda: next(searches), kill=killed.append, sleep=lambda _: None)
-        assert (left, sorted(killed)) == ([], [11, 12, 13])
+        monkeypatch.setattr(guardian, "bearers", lambda _: next(searches))
+        monkeypatch.setattr(guardian, "kill", killed.append)
+        assert (kill_all("abc"), sorted(killed)) == ([], [11, 12, 13])
         assert next(searches) == {99}
 
-    def test_who_cannot_be_killed_is_named_when_the_time_is_up(self) -> None:
+    def test_who_cannot_be_killed_is_named_when_the_time_is_up(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         slept: list[float] = []
-        left = kill_until_gone(
-            lambda: {12, 11},
-            seconds=5.0,
-            kill=lambda _: None,
-            clock=lambda: float(len(slept)),
-            sleep=slept.append,
-        )
-        assert (left, len(slept)) == ([11, 12], 5)
+        clock = {"monotonic.side_effect": lambda: float(len(slept)), "sleep": slept.append}
+        monkeypatch.setattr(guardian, "time", Mock(**clock))
+        monkeypatch.setattr(guardian, "KILL_SECONDS", 5.0)
+        monkeypatch.setattr(guardian, "bearers", lambda _: {12, 11})
+        monkeypatch.setattr(guardian, "kill", lambda _: None)
+        assert (kill_all("abc"), len(slept)) == ([11, 12], 5)
 
     @pytest.mark.parametrize("error", [PermissionError, ProcessLookupError])
     def test_another_users_process_and_one_that_ended_do_not_stop_it(
