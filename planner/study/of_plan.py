@@ -30,7 +30,7 @@ from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import INTEGERS, SHARES, Layout, changed_fields
 from planner.specs.plan import ConsideredLayout, Plan, RankedLayout
 from planner.study.samplers import fields_of
-from planner.study.trials import LEAST_MARGIN, quiet
+from planner.study.trials import LEAST_MARGIN, quiet, without_none
 
 Study = optuna.Study
 
@@ -141,7 +141,7 @@ def _on_paper(plan: Plan, chosen: str) -> Iterator[Entry]:
             layout=layout,
             values=values,
             over=over,
-            attributes=_without_none(attributes),
+            attributes=without_none(attributes),
         )
     for step in plan.sensitivity:
         if step.refused is not None and (size, step.layout) not in seen:
@@ -213,7 +213,7 @@ def _probed(plan: Plan) -> Iterator[Entry]:
             layout=layout,
             values=(float(step),) if state is TrialState.COMPLETE and step is not None else None,
             over=over,
-            attributes=_without_none(
+            attributes=without_none(
                 {name: value for name, value in trial.items() if name not in SHOWN_OTHERWISE}
                 | {
                     "asked_because": trial.get("reason"),
@@ -239,7 +239,7 @@ def _trials_of_probes(plan: Plan) -> Sequence[Mapping[str, Any]]:
 
 def _refused(layout: Layout, rule: str, attributes: Mapping[str, Any]) -> Entry:
     shown = {"reason": rule, "layouts": 1, "layout": layout.short(), **attributes}
-    return Entry(state=TrialState.PRUNED, layout=layout, attributes=_without_none(shown))
+    return Entry(state=TrialState.PRUNED, layout=layout, attributes=without_none(shown))
 
 
 def _counts(rejected: Mapping[str, int]) -> Iterator[Entry]:
@@ -349,7 +349,3 @@ def _about(plan: Plan, chosen: str) -> dict[str, Any]:
         spent = ("probes", "looks", "gpu_seconds", "stopped", "expected_regret")
         about |= {name: plan.probing.get(name) for name in spent}
     return about
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

@@ -23,6 +23,7 @@ from planner.search.left_out import MEMORY_CONSTRAINT
 from planner.study.records import Record
 from planner.study.samplers import FiniteSampler, Pick
 
+STATES = {"ok": TrialState.COMPLETE, "oom": TrialState.PRUNED, "failed": TrialState.FAIL}
 LEAST_MARGIN = 1e-6  # out of memory is infeasible even if the report names no excess
 
 
@@ -68,7 +69,7 @@ class Trials:
         if record.status == "ok":
             self.study.tell(trial, record.step_seconds)
         else:
-            self.study.tell(trial, state=_state(record))
+            self.study.tell(trial, state=STATES[record.status])
 
     def close(self, trial: optuna.Trial, state: TrialState, attributes: dict[str, Any]) -> None:
         """Closes a trial that gave no record."""
@@ -122,7 +123,7 @@ class Trials:
     def _frozen(self, record: Record) -> FrozenTrial:
         constraint = _constraint(record)
         return optuna.create_trial(
-            state=_state(record),
+            state=STATES[record.status],
             value=record.step_seconds,
             params=self.sampler.space.parameters(record.row),
             distributions=dict(self.sampler.space.distributions),
@@ -135,30 +136,24 @@ class Trials:
         return {**self.about(record.row), **notes, **_attributes(record)}
 
 
-def _state(record: Record) -> TrialState:
-    return {"ok": TrialState.COMPLETE, "oom": TrialState.PRUNED, "failed": TrialState.FAIL}[
-        record.status
-    ]
-
-
 def _constraint(record: Record) -> float | None:
     return max(record.margin or 0.0, LEAST_MARGIN) if record.status == "oom" else record.margin
 
 
 def _attributes(record: Record) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
-        "status": record.status,
-        "candidate": record.row,
-        "runs": record.runs,
-        "rung": record.fidelity,
-    }
-    if record.step_seconds is not None:
-        attributes["measured_step_seconds"] = record.step_seconds
-    constraint = _constraint(record)
-    if constraint is not None:
-        attributes["memory_over_usable"] = constraint
-    if record.variance is not None:
-        attributes["log_seconds_sd"] = float(np.sqrt(record.variance))
-    if record.message:
-        attributes["message"] = record.message
-    return attributes
+    return without_none(
+        {
+            "status": record.status,
+            "candidate": record.row,
+            "runs": record.runs,
+            "rung": record.fidelity,
+            "measured_step_seconds": record.step_seconds,
+            "memory_over_usable": _constraint(record),
+            "log_seconds_sd": record.variance and float(np.sqrt(record.variance)),
+            "message": record.message or None,
+        }
+    )
+
+
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
