@@ -15,7 +15,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.search.fit import OOM_LIMIT
-from planner.specs.layout import Layout
+from planner.specs.layout import Layout, changed_fields
 
 MOST_CHANGED = 2  # fields; what needs more is measured as the fastest on paper has it
 
@@ -53,8 +53,9 @@ def isolating(pricer: Pricer, first: Layout, paper: Layout) -> Isolating | None:
     good &= prices.step_seconds <= prices.step_seconds[0]
     for place, layout in enumerate(steps, 1):
         if good[place] and set(wanted) <= set(rests_on(layout, pricer, pricer.calibration)):
-            reason = f"number 1 but for {_changes(first, layout)}: {said}"
-            return Isolating(layout=layout, reason=reason)
+            changes = changed_fields(first, layout).items()
+            but = ", ".join(f"{name} {value}" for name, value in changes)
+            return Isolating(layout=layout, reason=f"number 1 but for {but}: {said}")
     return Isolating(layout=paper, reason=f"the fastest on paper: {said}")
 
 
@@ -66,13 +67,7 @@ def measures(mechanisms: Sequence[Mechanism]) -> str:
 
 def _between(first: Layout, paper: Layout) -> Iterator[Layout]:
     """Number 1 with some of the fields of the fastest on paper, fewest changes first."""
-    values = paper.model_dump()
-    differing = [name for name, value in first.model_dump().items() if value != values[name]]
+    differing = changed_fields(first, paper)
     for count in range(1, min(MOST_CHANGED, len(differing) - 1) + 1):
-        for names in combinations(differing, count):
-            yield first.model_copy(update={name: getattr(paper, name) for name in names})
-
-
-def _changes(first: Layout, second: Layout) -> str:
-    old, new = first.model_dump(), second.model_dump()
-    return ", ".join(f"{name} {new[name]}" for name in old if old[name] != new[name])
+        for changes in combinations(differing.items(), count):
+            yield first.model_copy(update=dict(changes))
