@@ -13,7 +13,7 @@ from planner.calibration.intervals import oom_probability
 from planner.calibration.mechanisms import Mechanism
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.rules import Context, legal_mask
+from planner.rules import legal_mask
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout, changed_fields
 
@@ -48,8 +48,7 @@ def isolating(pricer: Pricer, first: Layout, paper: Layout) -> Isolating | None:
     batch = LayoutBatch.from_layouts([first, *steps, paper])
     prices = pricer.price(batch)
     oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
-    context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
-    good = legal_mask(batch, context) & (oom <= OOM_LIMIT)
+    good = legal_mask(batch, pricer.rules_context) & (oom <= OOM_LIMIT)
     good &= prices.step_seconds <= prices.step_seconds[0]
     for place, layout in enumerate(steps, 1):
         if good[place] and set(wanted) <= set(rests_on(layout, pricer, pricer.calibration)):

@@ -10,7 +10,6 @@ import numpy as np
 from planner.calibration.basis import rests_on, used_in
 from planner.calibration.kernels import KernelTiming
 from planner.columns import BoolColumn, LayoutBatch
-from planner.rules import Context
 from planner.search.size_candidates import OneSize
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
@@ -74,14 +73,15 @@ def probe_size(
     """
     assert job.probe is not None, "the job has probes to spend"
     pricer = at_size.pricer
-    context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     measured = [
         m.job.layout for m in (*probing.known, *probing.resumed) if m.job.layout is not None
     ]
     isolated = isolating(pricer, include[0], paper) if include and paper is not None else None
     beside = [isolated.layout] if isolated is not None else []
     wanted = list(dict.fromkeys((*include, *beside, *measured)))
-    candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
+    candidates = enumerate_candidates(
+        pricer, build_space(pricer.rules_context, job.search), include=wanted
+    )
     row = None if isolated is None else candidates.find(isolated.layout)
     pair = Pick(row=row, reason=isolated.reason) if isolated and row is not None else None
     micro_probes: tuple[MicroProbe, ...] = ()
