@@ -4,12 +4,12 @@ Compute and memory of a rank are measured. Waiting times come from the cost mode
 as such: exposed communication, and the pipeline bubble in proportion to the measured compute.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 from planner.estimates import estimate_job
-from planner.probes.protocol import MeasuredRun, largest
+from planner.probes.protocol import MeasuredRun, peaks
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import TimeBreakdown
 from planner.specs.job import Job
@@ -38,7 +38,7 @@ def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
     if estimate.time is not None and busiest is not None:
         added = _waits(estimate.time, busiest)
     step = None if busiest is None else busiest + sum(added.values())
-    memory = _memory(ranks.values())
+    memory: dict[str, Any] = peaks([one for run in ranks.values() for one in run.memory])
     if memory["device_bytes"] is not None and estimate.device_bytes is not None:
         outside = estimate.device_bytes - (estimate.peak_reserved_bytes or 0.0)
         memory["communicator_bytes"] = outside - job.cluster.gpu.context_bytes
@@ -56,21 +56,11 @@ def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
             "measured_seconds": busiest,
             "from_model": added,
             "ranks": [
-                {"rank": rank, "step_seconds": one.step_seconds, **_memory([one])}
+                {"rank": rank, "step_seconds": one.step_seconds, **peaks(one.memory)}
                 for rank, one in sorted(ranks.items())
             ],
         }
     )
-
-
-def _memory(runs: Iterable[MeasuredRun]) -> dict[str, Any]:
-    """The largest of each kind of memory, by the field of a measurement."""
-    found = [memory for run in runs for memory in run.memory]
-    return {
-        "peak_allocated_bytes": largest(one.peak_allocated_bytes for one in found),
-        "peak_reserved_bytes": largest(one.peak_reserved_bytes for one in found),
-        "device_bytes": largest(one.device_used_bytes for one in found),
-    }
 
 
 def _waits(time: TimeBreakdown, busy_seconds: float) -> dict[str, float]:

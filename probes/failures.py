@@ -279,7 +279,7 @@ def _unexplained(evidence: Evidence) -> OutOfMemory | Failed:
     said = next(((line, found) for line in lines[-LAST_LINES:] if (found := cause_of(line))), None)
     if said is not None and said[1].kind == OOM:
         tried, text = size_in(TRIED, said[0]), _shown(said[0])
-        return OutOfMemory(rank=0, attempted_bytes=tried, allocated_bytes=None, message=text)
+        return OutOfMemory(rank=0, attempted_bytes=tried, message=text)
     failed = Failed(
         kind=FailureKind.CRASH if said is None else FailureKind(said[1].kind),
         message=_shown(message if said is None else said[0]),

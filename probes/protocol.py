@@ -7,7 +7,7 @@ No torch here: the runner, the pools and the replay import this module, and so d
 """
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -134,8 +134,8 @@ class RankMemory(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     rank: int
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     device_used_bytes: int | None = None
     communicator_bytes: int | None = None
     allocator_retries: int | None = None
@@ -228,8 +228,8 @@ class OutOfMemory(BaseModel):
 
     status: Literal["oom"] = "oom"
     rank: int
-    attempted_bytes: int | None
-    allocated_bytes: int | None
+    attempted_bytes: int | None = None
+    allocated_bytes: int | None = None
     message: str
 
 
@@ -296,9 +296,7 @@ class ProbeResult(BaseModel):
                 "step_seconds_sd": stdev(each) if len(each) > 1 else None,
                 "tokens_per_second_per_gpu": out.tokens_per_second_per_gpu,
                 "mfu": out.mfu,
-                "peak_allocated_bytes": largest(rank.peak_allocated_bytes for rank in out.memory),
-                "peak_reserved_bytes": largest(rank.peak_reserved_bytes for rank in out.memory),
-                "device_bytes": largest(rank.device_used_bytes for rank in out.memory),
+                **peaks(out.memory),
                 "allocator_retries": largest(rank.allocator_retries for rank in out.memory),
                 "timed_microbatches": out.timed_microbatches,
             }
@@ -321,6 +319,15 @@ class ProbeResult(BaseModel):
             software=self.environment.software(),
             source=f"probe {self.task.id}",
         )
+
+
+def peaks(ranks: Sequence[RankMemory]) -> dict[str, int | None]:
+    """The largest of each kind of memory, by the field of a measurement."""
+    return {
+        "peak_allocated_bytes": largest(rank.peak_allocated_bytes for rank in ranks),
+        "peak_reserved_bytes": largest(rank.peak_reserved_bytes for rank in ranks),
+        "device_bytes": largest(rank.device_used_bytes for rank in ranks),
+    }
 
 
 def largest(values: Iterable[int | None]) -> int | None:

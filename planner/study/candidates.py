@@ -5,7 +5,7 @@ Letters: N candidates, Q directions of error that candidates share, C cells of t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -71,13 +71,7 @@ class Prior:
         }
 
     def take(self, rows: IntColumn) -> "Prior":
-        return Prior(
-            log_seconds=self.log_seconds[rows],
-            sd=self.sd[rows],
-            factor=self.factor[rows],
-            oom_probability=self.oom_probability[rows],
-            memory_sd=self.memory_sd[rows],
-        )
+        return Prior(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ def _outcome(measurement: Measurement) -> Outcome:
     numbers = measurement.measured
     if numbers.status == "oom":
         text = numbers.message or "out of memory"
-        return OutOfMemory(rank=0, attempted_bytes=None, allocated_bytes=None, message=text)
+        return OutOfMemory(rank=0, message=text)
     if numbers.status == "failed":
         named = numbers.failure
         kind = FailureKind(named) if named in set(FailureKind) else FailureKind.CRASH

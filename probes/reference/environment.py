@@ -71,8 +71,7 @@ class Sample:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._readings: list[Reading] = []
-        self._driver: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
+        self._others: dict[str, Any] = {}  # the driver; without readings what nvidia-smi says
 
     def take(self) -> None:
         self.start()
@@ -93,15 +92,15 @@ class Sample:
         self._thread.join()
         self._thread = None
         if not self._readings:
-            self._asked = self._by_command()
+            self._others = self._by_command()
 
     @property
     def values(self) -> dict[str, Any]:
         """Fields of `Environment`: means, the highest temperature, what disturbed it."""
         if not self._readings:
-            return self._asked
+            return self._others
         clocks, watts, celsius, throttled, programs = zip(*self._readings, strict=True)
-        return self._driver | {
+        return self._others | {
             "sm_clock_hertz": statistics.fmean(clocks),
             "power_watts": statistics.fmean(watts),
             "temperature_celsius": max(celsius),
@@ -116,7 +115,7 @@ class Sample:
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             driver = pynvml.nvmlSystemGetDriverVersion()
-            self._driver = {"driver": driver.decode() if isinstance(driver, bytes) else driver}
+            self._others = {"driver": driver.decode() if isinstance(driver, bytes) else driver}
             while True:
                 self._readings.append(_reading(pynvml, handle))
                 if self._ended.wait(READ_SECONDS):

@@ -161,7 +161,7 @@ class ReferenceRun:
 
 def _live(peak: int | None) -> RankMemory:
     """Memory of a rank of which only live tensors are known."""
-    return RankMemory(rank=dist.get_rank(), peak_allocated_bytes=peak, peak_reserved_bytes=None)
+    return RankMemory(rank=dist.get_rank(), peak_allocated_bytes=peak)
 
 
 def enter_world(recipe: ReferenceRecipe) -> None:

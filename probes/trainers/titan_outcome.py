@@ -156,12 +156,10 @@ def _memory(log: TitanLog, scalars: Scalars) -> list[RankMemory]:
         tags = scalars.get(rank, {})
         peaks = [value * GIB for value in tags.get(RESERVED, {}).values()]
         peak = max(peaks or [line.reserved_bytes for line in lines.get(rank, {}).values()])
-        # -1 means a device without statistics
-        memory = RankMemory(rank=rank or 0, peak_allocated_bytes=None, peak_reserved_bytes=None)
-        if peak > 0:
+        known = {}
+        if peak > 0:  # -1 means a device without statistics
             retries = tags.get(RETRIES)
             flushed = round(max(retries.values())) if retries else None
             known = {"peak_reserved_bytes": round(peak), "allocator_retries": flushed}
-            memory = memory.model_copy(update=known)
-        found.append(memory)
+        found.append(RankMemory(rank=rank or 0, **known))
     return found
