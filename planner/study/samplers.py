@@ -15,11 +15,11 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, FloatColumn, LayoutBatch
+from planner.columns import CODES, BoolColumn, Column, FloatColumn, LayoutBatch
 from planner.samplers import SAMPLERS, STARTUP_TRIALS
 from planner.search.choice import pareto
 from planner.search.fit import OOM_LIMIT
-from planner.specs.layout import AC_KINDS, FLAGS, SHARES, Layout, format_ac
+from planner.specs.layout import FLAGS, SHARES, Layout
 from planner.study import normal
 from planner.study.knowledge import Knowledge
 from planner.study.posterior import StudyPosterior
@@ -102,24 +102,14 @@ def layout_of(parameters: Mapping[str, Any]) -> Layout:
 
 
 def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
-    """Codes (N,) and the names they stand for, as `Layout` spells them."""
+    """Codes (N,) and what they stand for, as `Layout` spells it."""
     if name == "ac":
-        kinds, codes = np.unique(
-            np.stack([batch.ac_kind, batch.ac_value], axis=1), axis=0, return_inverse=True
-        )
-        return codes.ravel(), tuple(
-            format_ac(AC_KINDS[int(kind)], float(value)) for kind, value in kinds
-        )
-    column = batch.split if name == "layers_per_stage" else getattr(batch, name)
-    distinct, codes = np.unique(column, return_inverse=True)
-    if name == "layers_per_stage":
-        return codes, tuple(
-            TRAINER_WORD if code == TRAINER_SPLIT else ",".join(map(str, batch.splits[code]))
-            for code in distinct
-        )
-    return codes, tuple(CODES[name][code] for code in distinct) if name in CODES else tuple(
-        value.item() for value in distinct
-    )
+        column = np.stack([batch.ac_kind, batch.ac_value], axis=1)
+    else:
+        column = batch.split if name == "layers_per_stage" else getattr(batch, name)
+    axis = 0 if column.ndim > 1 else None
+    _, first, codes = np.unique(column, axis=axis, return_index=True, return_inverse=True)
+    return codes.ravel(), tuple(fields_of(one)[name] for one in batch.take(first).layouts())
 
 
 class FiniteSampler(BaseSampler):
