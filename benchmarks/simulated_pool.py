@@ -223,4 +223,4 @@ def _recordings(path: Path) -> ReplayPool:
 
 
 def _failed(kind: FailureKind, message: str) -> Failed:
-    return Failed(kind=kind, rank=None, message=message)
+    return Failed(kind=kind, message=message)

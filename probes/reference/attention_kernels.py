@@ -10,7 +10,6 @@ saves: q, k, v (at K heads), the output and its log-sum-exp.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -25,14 +24,6 @@ from planner.probes.reference.regions import as_one_kept_operator
 Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 HEADS, SEQUENCE = 1, 2
 _aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextAxis:
-    """How the sequence is cut: over which ranks, and how keys and values reach them."""
-
-    group: dist.ProcessGroup
-    method: str
 
 
 class Sequence:
@@ -80,14 +71,16 @@ class AttentionCore(nn.Module):
     window: tokens a query looks back on, 0 for all.
     unfused: probabilities are materialised.
     has_sinks: one learned logit per head.
-    axis: set by `context_parallel`.
+    group, method: ranks over which the sequence is cut, and how keys and values reach them; set by
+        `context_parallel`.
     sequence: set once positions are known.
     """
 
     def __init__(self, *, window: int, unfused: bool, has_sinks: bool) -> None:
         super().__init__()
         self.window, self.unfused, self.has_sinks = window, unfused, has_sinks
-        self.axis: ContextAxis | None = None
+        self.group: dist.ProcessGroup | None = None
+        self.method = ""
         self.sequence: Sequence | None = None
 
     def place(self, sequence: Sequence) -> None:
@@ -100,10 +93,10 @@ class AttentionCore(nn.Module):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Output (B, H, T, D of v)."""
-        if self.axis is None:
+        group = self.group
+        if group is None:
             return self._attend(q, k, v, sinks)
-        group = self.axis.group
-        if self.axis.method == "ulysses":
+        if self.method == "ulysses":
             sinks = None if sinks is None else sinks.chunk(group.size())[group.rank()]
             q, k, v = (_ulysses(x, group, HEADS, SEQUENCE) for x in (q, k, v))
             return _ulysses(self._attend(q, k, v, sinks), group, SEQUENCE, HEADS)
@@ -125,8 +118,7 @@ class AttentionCore(nn.Module):
             dense = self.sequence.dense_mask(self.window, torch.float32)
             return _materialised(q, k, v, sinks, dense)
         if q.device.type == "cpu":
-            rings = self.axis is not None and self.axis.method != "ulysses" and not masked
-            ring = self.axis.group if self.axis is not None and rings else None
+            ring = None if masked or self.method == "ulysses" else self.group
             mask = self.sequence.dense_mask(self.window, q.dtype) if masked else None
             return cast(torch.Tensor, CpuFlash.apply(q, k, v, sinks, mask, ring))
         if masked:

@@ -11,7 +11,7 @@ torchtitan 0.2.2 distributed/context_parallel.py.
 import torch
 from torch import nn
 
-from planner.probes.reference.attention_kernels import AttentionCore, ContextAxis, Sequence
+from planner.probes.reference.attention_kernels import AttentionCore, Sequence
 from planner.probes.reference.meshes import Meshes
 from planner.probes.reference.recipe import ReferenceRecipe
 
@@ -37,10 +37,9 @@ def apply(model: nn.Module, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     """Connects every layer's attention to the context axis."""
     if recipe.layout.cp == 1:
         return
-    axis = ContextAxis(group=meshes.group("cp"), method=recipe.layout.cp_method)
     cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
     for core in cores:
-        core.axis = axis
+        core.group, core.method = meshes.group("cp"), recipe.layout.cp_method
     if recipe.layout.cp_method == "ulysses":
         return
     from torch.distributed.tensor.experimental._attention import set_rotate_method

@@ -89,9 +89,11 @@ def as_predicted(slower: float = 1.0) -> World:
         each = [seconds * spread for spread in (0.99, 1.0, 1.01)]
         return MeasuredRun(
             step_seconds=None if task.fake_tensors else seconds,
-            step_seconds_each=[] if task.fake_tensors else each, tokens_per_second_per_gpu=None,
-            mfu=None, losses=[2.0], gradient_norms=[1.0], memory=[memory],
-        )  # fmt: skip
+            step_seconds_each=[] if task.fake_tensors else each,
+            losses=[2.0],
+            gradient_norms=[1.0],
+            memory=[memory],
+        )
 
     return outcome
 

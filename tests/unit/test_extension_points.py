@@ -50,8 +50,8 @@ PROBE_JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac
 def measured(seconds: float, losses: list[float], norms: list[float], memory: list[Any]) -> Any:
     """What a probe of one step has found."""
     return MeasuredRun(
-        step_seconds=seconds, step_seconds_each=[seconds], tokens_per_second_per_gpu=None,
-        mfu=None, losses=losses, gradient_norms=norms, memory=memory,
+        step_seconds=seconds, step_seconds_each=[seconds], losses=losses, gradient_norms=norms,
+        memory=memory,
     )  # fmt: skip
 
 

@@ -24,10 +24,7 @@ from tests.conftest import job_values
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 TASK_OF_TWO = ProbeTask(id="probe-1", job=JOB, device="cpu")
 CLASH = Failed(kind=FailureKind.PORT, rank=0, message="address in use")
-DONE = MeasuredRun(
-    step_seconds=0.1, step_seconds_each=[0.1], tokens_per_second_per_gpu=None, mfu=None,
-    losses=[1.0], gradient_norms=[], memory=[],
-)  # fmt: skip
+DONE = MeasuredRun(step_seconds=0.1, step_seconds_each=[0.1], losses=[1.0])
 
 
 def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
