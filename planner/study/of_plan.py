@@ -90,7 +90,7 @@ def study_of(plan: Plan, values: str | None = None) -> Study:
         remedy = "leave it out, or probe: `planner-cli recommend --probe N`"
         raise fault("values", values, "is of a plan that spent probes", remedy)
     entries = [*_probed(plan)] if chosen == MEASURED else [*_on_paper(plan, chosen)]
-    names = _names(plan, chosen)
+    names = [*_measures(plan, chosen)]
     with quiet():
         study = optuna.create_study(
             study_name=plan.id if chosen == default else f"{plan.id}-{chosen}",
@@ -111,7 +111,7 @@ def study_of(plan: Plan, values: str | None = None) -> Study:
 
 def _on_paper(plan: Plan, chosen: str) -> Iterator[Entry]:
     base, ranked = plan.ranked[0].layout, {one.rank: one for one in plan.ranked}
-    size = plan.ranked[0].num_gpus
+    size, fields = plan.ranked[0].num_gpus, _measures(plan, chosen).values()
     seen: set[tuple[int, Layout]] = set()
     for one in plan.considered or _of_older_plan(plan):
         layout = Layout(**{**base.model_dump(), **one.changed})
@@ -121,8 +121,8 @@ def _on_paper(plan: Plan, chosen: str) -> Iterator[Entry]:
         if one.refused is not None:
             yield _refused(layout, one.refused, {"sampled_by": one.sampled_by})
             continue
-        values = _values(plan, one, chosen)
-        if values is None:
+        values = tuple(getattr(one, field) for field in fields)
+        if None in values:
             continue
         over = None if one.oom_probability is None else one.oom_probability - OOM_LIMIT
         shown = ranked.get(one.rank) if one.rank is not None else None
@@ -250,30 +250,19 @@ def _counts(rejected: Mapping[str, int]) -> Iterator[Entry]:
             yield Entry(state=TrialState.PRUNED, attributes=attributes)
 
 
-def _values(plan: Plan, one: ConsideredLayout, chosen: str) -> tuple[float, ...] | None:
-    """The trial's values; None where the plan does not have them."""
-    if chosen == TIME_MEMORY:
-        found = one.step_seconds, one.device_bytes
-    elif chosen == TIME_COST:
-        found = one.time_to_train_seconds, one.gpu_hours if _free(plan) else one.cost
-    else:
-        return None if one.objective is None else (one.objective,)
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
-
-
-def _names(plan: Plan, chosen: str) -> list[str]:
-    """Names of the values, with their unit."""
+def _measures(plan: Plan, chosen: str) -> dict[str, str]:
+    """Names of the values, with their unit, and the field of a considered layout with each."""
+    cost = {"gpu_hours": "gpu_hours"} if _free(plan) else {"cost_usd": "cost"}
     if chosen == MEASURED:
-        return ["step_seconds"]
+        return {"step_seconds": "step_seconds"}
     if chosen == TIME_MEMORY:
-        return ["step_seconds", "device_bytes"]
-    cost = "gpu_hours" if _free(plan) else "cost_usd"
+        return {"step_seconds": "step_seconds", "device_bytes": "device_bytes"}
     if chosen == TIME_COST:
-        return ["time_to_train_seconds", cost]
+        return {"time_to_train_seconds": "time_to_train_seconds", **cost}
     asked = _asked_for(plan)
     if asked == "throughput" and len(plan.sizes) > 1:
-        return ["seconds_per_token"]
-    return [cost if asked == "cost" else OBJECTIVES[asked]]
+        return {"seconds_per_token": "objective"}
+    return dict.fromkeys(cost if asked == "cost" else [OBJECTIVES[asked]], "objective")
 
 
 def _asked_for(plan: Plan) -> str:
