@@ -122,7 +122,7 @@ def emulated(task: ProbeTask) -> ProbeResult:
 def estimated(task: ProbeTask) -> dict[str, float]:
     """The planner's parts of the same rank's memory, bytes."""
     recipe = ReferenceRecipe.of(task)
-    answer = estimate_job(recipe.job)
+    answer = estimate_job(recipe.task.parsed())
     assert answer.memory is not None
     assert task.emulate_rank is not None
     inside = recipe.layout.num_gpus // recipe.layout.pp

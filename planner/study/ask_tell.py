@@ -43,7 +43,6 @@ class Event:
 
     kind: Literal["asked", "told", "stopped"]
     asked: Proposal | None
-    result: Result | None
     best_seconds: float | None
     best_layout: Layout | None
     best_fidelity: str | None
@@ -59,8 +58,6 @@ class Ranked:
 
     expected_seconds: step seconds, as measured if it ran itself, else from measurements
         and model together.
-    sd: standard deviation of the logarithm of expected_seconds.
-    risk: P(device memory > usable).
     record: its measurements, None if there are none.
     odd: measured over predicted seconds where that is not believed (`Knowledge.odd`).
     """
@@ -68,8 +65,6 @@ class Ranked:
     row: int
     layout: Layout
     expected_seconds: float
-    sd: float
-    risk: float
     record: Record | None
     odd: float | None = None
 
@@ -136,7 +131,7 @@ def run(
             break
         ruled_out = len(study.tell(asked, result))
         message = _result_message(result)
-        notify(_event(study, "told", message, asked=asked, result=result, ruled_out=ruled_out))
+        notify(_event(study, "told", message, asked=asked, ruled_out=ruled_out))
     notify(_event(study, "stopped", stopped))
     return outcome(study, stopped)
 
@@ -161,8 +156,6 @@ def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
             row=row,
             layout=study.candidates.batch.row(row),
             expected_seconds=posterior.expected_seconds(row),
-            sd=posterior.deviation(row),
-            risk=float(posterior.risk[row]),
             record=knowledge.records.get(row),
             odd=odd.get(row),
         )
@@ -217,7 +210,6 @@ def _event(
     message: str,
     *,
     asked: Proposal | None = None,
-    result: Result | None = None,
     ruled_out: int = 0,
 ) -> Event:
     posterior = study.knowledge.posterior()
@@ -225,7 +217,6 @@ def _event(
     return Event(
         kind=kind,
         asked=asked,
-        result=result,
         message=message,
         ruled_out=ruled_out,
         spent=copy(study.spent),

@@ -45,10 +45,8 @@ class Proposal:
 
     row, layout: the candidate; None for a micro-probe, which `micro` describes.
     fidelity: `probed` for the layout itself, `emulated` for ranks of it, or `micro`.
-    num_gpus: used at once.
     counts: whether it counts against the budget of probes: a run of the layout, or the last
         possible evaluation of it.
-    expected_seconds: of a step.
     gpu_seconds: expected cost.
     gpu_seconds_limit: most it may use; the runner's time limit follows from it.
     """
@@ -56,10 +54,8 @@ class Proposal:
     row: int | None = None
     layout: Layout | None = None
     fidelity: str
-    num_gpus: int
     counts: bool = False
     reason: str
-    expected_seconds: float | None = None
     gpu_seconds: float
     gpu_seconds_limit: float = 0.0
     repeat: bool = False
@@ -118,15 +114,12 @@ class Evaluations:
 
     def full(self, row: int) -> Evaluation:
         """A run of the layout itself."""
-        return Evaluation(
-            name=FULL, num_gpus=self.num_gpus, gpu_seconds=float(self.full_costs()[row]), sd=0.0
-        )
+        return Evaluation(name=FULL, gpu_seconds=float(self.full_costs()[row]), sd=0.0)
 
     def emulation(self, row: int) -> Evaluation:
         """Emulated ranks of the layout."""
-        return Evaluation(
-            name=EMULATED, num_gpus=1, gpu_seconds=float(self.emulated_costs()[row]), sd=EMULATED_SD
-        )
+        seconds = float(self.emulated_costs()[row])
+        return Evaluation(name=EMULATED, gpu_seconds=seconds, sd=EMULATED_SD)
 
     def full_costs(self) -> FloatColumn:
         """Expected GPU-seconds of a run of every candidate, (N,)."""

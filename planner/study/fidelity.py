@@ -21,13 +21,11 @@ ITERATIONS = 20  # of the ratio; it converges superlinearly (Dinkelbach 1967)
 class Evaluation:
     """One way to evaluate one candidate.
 
-    num_gpus: used at once.
     gpu_seconds: expected cost.
     sd: error of its log time as a measure of the layout's own; 0 for the layout itself.
     """
 
     name: str
-    num_gpus: int
     gpu_seconds: float
     sd: float
 

@@ -43,11 +43,6 @@ class MicroProbe:
     kernels: tuple[KernelShape, ...] = ()
     observed: Callable[[Sequence[KernelTiming]], "tuple[ObservedEffect, ...]"] = lambda _: ()
 
-    @property
-    def num_gpus(self) -> int:
-        """GPUs used at once."""
-        return max((shape.num_gpus for shape in self.kernels), default=1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedEffect:

@@ -57,12 +57,6 @@ class StudyPosterior:
         own = None if record is None else record.log_seconds
         return float(np.exp(self.log_seconds[row] if own is None else own))
 
-    def deviation(self, row: int) -> float:
-        """Standard deviation of the logarithm of `expected_seconds`."""
-        record = self.believed.get(row)
-        own = None if record is None else record.variance
-        return float(np.sqrt(self.time.variance[row] if own is None else own))
-
     @cached_property
     def risk(self) -> FloatColumn:
         """P(device memory > usable), (N,); 0 for what ran and what needs no more than that."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.trial import TrialState
 
@@ -158,10 +157,8 @@ class ProbeStudy:
             row=row,
             layout=self.candidates.batch.row(row),
             fidelity=evaluation.name,
-            num_gpus=evaluation.num_gpus,
             reason=reason,
             counts=evaluation.name == FULL or choice.full_probability is None,
-            expected_seconds=float(np.exp(self.knowledge.posterior().log_seconds[row])),
             gpu_seconds=evaluation.gpu_seconds,
             gpu_seconds_limit=self.spent.gpu_seconds_left(),
             repeat=pick.repeat,
@@ -170,7 +167,6 @@ class ProbeStudy:
     def _time_kernels(self, micro: MicroProbe, reason: str) -> Proposal:
         return Proposal(
             fidelity=MICRO,
-            num_gpus=micro.num_gpus,
             gpu_seconds=micro.gpu_seconds,
             gpu_seconds_limit=self.spent.gpu_seconds_left(),
             micro=micro,

@@ -45,7 +45,6 @@ class JobState:
     seconds: how long it has run, or ran.
     """
 
-    id: int
     state: str
     reason: str = ""
     restarts: int = 0
@@ -93,7 +92,7 @@ class Slurm:
     def job(self, job_id: int) -> JobState | None:
         """State of a job; None if Slurm has forgotten it. Raises NoControllerError."""
         try:
-            return job_state(job_id, self._show("job", str(job_id)))
+            return job_state(self._show("job", str(job_id)))
         except ProbeError as error:
             if isinstance(error, NoControllerError) or not UNKNOWN_JOB.search(str(error)):
                 raise
@@ -151,7 +150,6 @@ class Slurm:
             return None
         state, seconds, end, nodes = lines[-1]
         return JobState(
-            id=job_id,
             state=state.partition(" ")[0],  # CANCELLED by 1000
             restarts=len(lines) - 1,
             nodes=nodes,
@@ -178,12 +176,11 @@ def refusal(message: str) -> ProbeError:
     return ProbeError(f"Slurm: {message}; ask it for what it has (`sinfo`)")
 
 
-def job_state(job_id: int, told: str) -> JobState:
+def job_state(told: str) -> JobState:
     """Reads `scontrol show job --oneliner`."""
     fields = dict(FIELD.findall(told))
     state = fields["JobState"]
     return JobState(
-        id=job_id,
         state=state,
         reason="" if fields.get("Reason") in (None, "None") else fields["Reason"],
         restarts=int(fields.get("Restarts", 0)),

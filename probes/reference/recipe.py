@@ -31,7 +31,7 @@ SHORT = 4
 class ReferenceRecipe:
     """One probe, resolved.
 
-    task, job: as requested.
+    task: as requested.
     layout, model, training, cluster: the job's.
     etp: ranks that share one expert's width; TorchTitan cuts experts by tp while ep = 1.
     num_microbatches: per step and data-parallel rank.
@@ -39,7 +39,6 @@ class ReferenceRecipe:
     """
 
     task: ProbeTask
-    job: Job
     layout: Layout
     model: ModelSpec
     training: TrainingSpec
@@ -65,7 +64,6 @@ class ReferenceRecipe:
             parallel = TRAINERS[training.trainer].vocab_parallel_loss
         return cls(
             task=task,
-            job=job,
             layout=layout,
             model=job.model,
             training=training,

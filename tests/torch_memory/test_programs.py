@@ -101,7 +101,7 @@ def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
     fake = {"device": "cpu", "emulate_rank": rank, "fake_tensors": True}
     task = ProbeTask(id="generated", job=job, **fake, steps=1)
     recipe = ReferenceRecipe.of(task)
-    memory = estimate_job(recipe.job).memory
+    memory = estimate_job(recipe.task.parsed()).memory
     stage = memory.stages[rank * recipe.layout.pp // WORLD]
     return float(shapes_alone(recipe).peak), stage.peak_allocated_bytes - stage.workspace_bytes
 

@@ -49,7 +49,6 @@ class Pool:
         self.events: list[Event] = []
 
     def measure(self, one: Proposal) -> Measurement:
-        assert one.expected_seconds is not None
         rng = np.random.default_rng([self.seed, len(self.told)])
         step = 0.04 * float(np.exp(self.noise_sd * rng.standard_normal()))
         self.told.append((one.layout, step))
@@ -140,9 +139,9 @@ def test_an_unmeasured_layout_that_may_be_faster_says_so(
 ) -> None:
     ranked = played[1].ranked
     known = {"status": "ok", "log_seconds": float(np.log(0.02)), "variance": 1e-4, "runs": 2}
-    record, sure = Record(row=0, margin=None, message="", **known), {"sd": 0.01, "risk": 0.0}
+    record = Record(row=0, margin=None, message="", **known)
     best, other = (
-        Ranked(row=row, layout=ranked[row].layout, expected_seconds=step, record=found, **sure)
+        Ranked(row=row, layout=ranked[row].layout, expected_seconds=step, record=found)
         for row, step, found in ((0, 0.02, record), (1, seconds, None))
     )
     paper = ranked[1].model_copy(update={"reasons": ["as priced"], "measurement": None})

@@ -9,8 +9,8 @@ from planner.study.fidelity import Evaluation, Prospect, choose_evaluation, dire
 from planner.study.micro_probes import KernelEffect, ObservedEffect, knowledge_gradient
 from planner.study.normal import expected_excess
 
-FULL = Evaluation(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0)
-EMULATED = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06)
+FULL = Evaluation(name="probed", gpu_seconds=5000.0, sd=0.0)
+EMULATED = Evaluation(name="emulated", gpu_seconds=60.0, sd=0.06)
 BLIND, DEAR = replace(EMULATED, sd=10.0), replace(EMULATED, gpu_seconds=5000.0, sd=0.01)
 
 

@@ -73,7 +73,7 @@ def after_the_first(study: ProbeStudy, machine: Machine) -> Proposal:
 def asked_of(rows: Iterable[int]) -> list[Proposal]:
     """Looks at these candidates."""
     question, layouts = ProbeStudy(small(), settings()).ask(), small().batch.row
-    look = replace(question, fidelity="emulated", num_gpus=1)
+    look = replace(question, fidelity="emulated")
     return [replace(look, row=row, layout=layouts(row)) for row in rows]
 
 
@@ -121,7 +121,7 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
 def test_a_failed_look_says_nothing_of_the_layout_and_is_not_repeated(machine: Machine) -> None:
     study = ProbeStudy(small(), settings(**EMULATES))
     look = after_the_first(study, machine)
-    assert (look.fidelity, look.num_gpus, look.counts) == ("emulated", 1, False)
+    assert (look.fidelity, look.counts) == ("emulated", False)
     assert study.tell(look, look_failed(look)) == []
     assert look.row not in study.knowledge.excluded
     assert not study.knowledge.barred[look.row]
@@ -359,7 +359,7 @@ def test_a_look_at_what_is_slower_than_predicted_costs_as_much_more() -> None:
     study = ProbeStudy(small(), settings(cost=cost, **EMULATES))
     ranks, seconds = min(small().batch.row(1).pp, 3), np.exp(small().prior.log_seconds[1])
     before = study.evaluations.emulation(1)
-    assert (before.num_gpus, before.sd) == (1, EMULATED_SD)
+    assert before.sd == EMULATED_SD
     assert before.gpu_seconds == pytest.approx(ranks * (60.0 + 13 * seconds))
     machine = Machine(small(), small().prior.log_seconds + np.log(2.0))
     again = after_the_first(study, machine)

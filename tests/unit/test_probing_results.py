@@ -149,7 +149,7 @@ def test_what_ran_is_ranked_by_its_own_time_whatever_others_make_of_it() -> None
     assert smoothed > 1.005 * posterior.expected_seconds(3), "else this test shows nothing"
     measured = [knowledge.records[row].log_seconds or 0.0 for row in range(8)]
     assert posterior.winner == np.argmin(measured)
-    assert posterior.deviation(3) == pytest.approx(RUN_SD)
+    assert knowledge.records[3].variance == pytest.approx(RUN_SD**2)
 
 
 def test_the_fastest_is_not_run_again_for_no_run_could_change_that_it_is() -> None:

@@ -76,7 +76,7 @@ def wait_of(folder: Path, queue_seconds: float = 60.0) -> OrderWait:
 
 
 def test_a_job_is_read_as_scontrol_shows_it() -> None:
-    job, waiting = job_state(7, PREEMPTED), job_state(8, WAITING)
+    job, waiting = job_state(PREEMPTED), job_state(WAITING)
     assert (job.state, job.reason, job.restarts, job.nodes) == ("PREEMPTED", "", 0, "n[1-2]")
     assert (job.has_ended, job.is_waiting, job.is_preempted) == (True, False, True)
     assert job.seconds == 26 * 3600 + 3 * 60 + 4
