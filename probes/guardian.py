@@ -24,11 +24,12 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 STOP = "stop"  # a file in the folder of a probe that asks its guardians, on all nodes, to end it
+STDIN = 0  # the pipe from the runner
 TOKEN = "PLANNER_PROBE_TOKEN"
 GUARDIAN = "PLANNER_PROBE_GUARDIAN"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -248,23 +249,11 @@ def cut_log(path: Path, most: int) -> None:
 
 
 class Guardian:
-    """One command and its end. `planner.probes.launch.GuardianSpec` has the keys of the spec.
+    """One command and its end. `planner.probes.launch.GuardianSpec` has the keys of the spec."""
 
-    parent: returns the pid of the parent.
-    clock: returns seconds.
-    stdin: the pipe from the runner.
-    """
-
-    def __init__(
-        self,
-        spec: dict[str, Any],
-        *,
-        parent: Callable[[], int] = os.getppid,
-        clock: Callable[[], float] = time.monotonic,
-        stdin: int = 0,
-    ) -> None:
-        self.spec, self.parent, self.clock, self.stdin = spec, parent, clock, stdin
-        self.started, self.first_parent = clock(), parent()
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        self.started, self.first_parent = time.monotonic(), os.getppid()
         self.asked = False
         self.looked = self.started - STOP_FILE_SECONDS  # the first look is at once
         self.kernel = KernelLog()
@@ -285,13 +274,13 @@ class Guardian:
             values = {"reason": "not-started", "message": message, "seconds": 0.0, "left": []}
             write_json(end, values)
             return False
-        looked = self.clock()
+        looked = time.monotonic()
         while (reason := self.reason_to_end(child)) is None:
             time.sleep(TICK_SECONDS)
-            if self.clock() - looked > LOG_SECONDS:
+            if time.monotonic() - looked > LOG_SECONDS:
                 self._cut_logs(MOST_LOG_BYTES)
-                looked = self.clock()
-        seconds = self.clock() - self.started
+                looked = time.monotonic()
+        seconds = time.monotonic() - self.started
         stopped = stopped_ranks(os.getpid())
         if reason == "time-limit" and ask_for_stacks(os.getpid()):
             time.sleep(STACKS_SECONDS)
@@ -311,19 +300,19 @@ class Guardian:
         if self.asked or self._stop_file():
             return "asked"
         if self.spec["watch_runner"]:
-            line = os.read(self.stdin, 16) if select.select([self.stdin], [], [], 0)[0] else None
-            wanted = runner_wants(other_parent=self.parent() != self.first_parent, line=line)
+            line = os.read(STDIN, 16) if select.select([STDIN], [], [], 0)[0] else None
+            wanted = runner_wants(other_parent=os.getppid() != self.first_parent, line=line)
             if wanted is not None:
                 return wanted
-        if self.clock() - self.started > self.spec["time_limit_seconds"]:
+        if time.monotonic() - self.started > self.spec["time_limit_seconds"]:
             return "time-limit"
         return None
 
     def _stop_file(self) -> bool:
         """Whether the file is there that asks to stop; on a shared disk it reaches every node."""
-        if self.clock() - self.looked < STOP_FILE_SECONDS:
+        if time.monotonic() - self.looked < STOP_FILE_SECONDS:
             return False
-        self.looked = self.clock()
+        self.looked = time.monotonic()
         return os.path.exists(os.path.join(self.spec["folder"], STOP))
 
     def _file(self, name: str) -> Path:

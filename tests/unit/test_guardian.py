@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,7 @@ class World:
             "suffix": "",
             **spec,
         }
-        clock = {"parent": lambda: self.parent, "clock": lambda: self.now}
-        return Guardian(values, **clock, stdin=self.read_end)
+        return Guardian(values)
 
     def changes(self, says: bytes | None = None, **fields: Any) -> None:
         """says: to the guardian's stdin; b"" closes it."""
@@ -145,6 +145,9 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
     monkeypatch.setattr(guardian, "reap", lambda: made.ended)
+    monkeypatch.setattr(guardian, "STDIN", made.read_end)
+    monkeypatch.setattr(os, "getppid", lambda: made.parent)
+    monkeypatch.setattr(guardian, "time", Mock(wraps=time, monotonic=lambda: made.now))
     yield made
     os.close(made.read_end)
     os.close(made.write_end)
