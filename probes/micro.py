@@ -136,6 +136,10 @@ class KernelProgram:
     def notes(self) -> list[str]:
         return []
 
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
 
 def environment(device: torch.device) -> Environment:
     """Versions, and the GPU's current clock, power and throttling; no trainer is part of it."""

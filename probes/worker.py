@@ -57,15 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
         write_whole(result_path, result.model_dump_json())
     if not isinstance(outcome, MeasuredRun):
         return 1
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    run.close()
     return 0
 
 
 def _program(task: ProbeTask) -> Any:
-    """The run of this task, not begun: `measure`, `environment`, `notes`."""
+    """The run of this task, not begun: `measure`, `environment`, `notes`, `close`."""
     if task.kernels:
         from planner.probes.micro import KernelProgram
 

@@ -105,6 +105,10 @@ class ReferenceRun:
         )  # fmt: skip
         return [note for holds, note in known if holds]
 
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
     def _backend(self) -> str:
         if self.device.type == "cpu":
             return "gloo"

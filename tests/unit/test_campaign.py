@@ -90,10 +90,8 @@ def as_predicted(slower: float = 1.0) -> World:
         return MeasuredRun(
             step_seconds=None if task.fake_tensors else seconds,
             step_seconds_each=[] if task.fake_tensors else each,
-            losses=[2.0],
-            gradient_norms=[1.0],
-            memory=[memory],
-        )
+            losses=[2.0], gradient_norms=[1.0], memory=[memory],
+        )  # fmt: skip
 
     return outcome
 

@@ -24,28 +24,15 @@ TABLE = [(1, 0), (10, 1), (11, 10), (12, 11), (13, 10), (20, 1), (21, 20)]
 ME, TOKEN = os.geteuid(), b"PLANNER_PROBE_TOKEN=abc\0"
 
 
-Running = Callable[..., None]
-
-
-@pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Running:
-    """Makes the machine run these processes alone, each with its environment and owner."""
-
-    def run(
-        table: list[tuple[int, int]],
-        environment: Callable[[int], bytes] = lambda _: b"",
-        owner: Callable[[int], int] = lambda _: ME,
-    ) -> None:
-        monkeypatch.setattr(guardian, "processes", lambda: table)
-        monkeypatch.setattr(guardian, "environment_of", environment)
-        monkeypatch.setattr(guardian, "owner_of", owner)
-
-    return run
+def says(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
+    """Replaces what the guardian asks of its machine."""
+    for name, answer in answers.items():
+        monkeypatch.setattr(guardian, name, answer)
 
 
 class TestWhoBelongsToAProbe:
-    def test_everything_below_and_nobody_beside(self, running: Running) -> None:
-        running(TABLE)
+    def test_everything_below_and_nobody_beside(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        says(monkeypatch, processes=lambda: TABLE)
         assert descendants(10) == {11, 12, 13}
         assert descendants(12) == set()
 
@@ -56,7 +43,7 @@ class TestWhoBelongsToAProbe:
         assert (child.pid in pids, os.getpid() in pids) == (False, True)
         child.wait()
 
-    def test_the_token_is_compared_whole(self, running: Running) -> None:
+    def test_the_token_is_compared_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nodes that share a machine have tokens that begin alike."""
         environments = {
             11: b"PATH=/bin\0PLANNER_PROBE_TOKEN=abc\0",
@@ -65,21 +52,25 @@ class TestWhoBelongsToAProbe:
             21: b"HOME=/\0PLANNER_PROBE_TOKEN=abc",
             os.getpid(): TOKEN,
         }
-        running([(pid, 1) for pid in environments], environments.__getitem__)
+        says(monkeypatch, processes=lambda: [(pid, 1) for pid in environments])
+        says(monkeypatch, environment_of=environments.__getitem__, owner_of=lambda _: ME)
         assert bearers("abc") == {11, 21}
 
-    def test_another_users_process_is_none_of_ours(self, running: Running) -> None:
-        running([(11, 1), (12, 1)], lambda _: TOKEN, {11: ME, 12: ME + 1}.__getitem__)
+    def test_another_users_process_is_none_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        says(monkeypatch, processes=lambda: [(11, 1), (12, 1)], environment_of=lambda _: TOKEN)
+        says(monkeypatch, owner_of={11: ME, 12: ME + 1}.__getitem__)
         assert bearers("abc") == {11}
 
-    def test_who_cannot_be_read_is_passed_over(self, running: Running) -> None:
-        running([(10, 1), (11, 1)], Mock(side_effect=[PermissionError, TOKEN]))
+    def test_who_cannot_be_read_is_passed_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        read = Mock(side_effect=[PermissionError, TOKEN])
+        says(monkeypatch, processes=lambda: [(10, 1), (11, 1)], environment_of=read)
+        says(monkeypatch, owner_of=lambda _: ME)
         assert bearers("abc") == {11}
 
     def test_bearers_and_descendants_are_both_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         alive = {11: "below", 77: "bearer"}
-        monkeypatch.setattr(guardian, "bearers", lambda _: {77} & set(alive))
-        monkeypatch.setattr(guardian, "descendants", lambda _: {11} & set(alive))
+        says(monkeypatch, bearers=lambda _: {77} & set(alive))
+        says(monkeypatch, descendants=lambda _: {11} & set(alive))
         monkeypatch.setattr(os, "kill", lambda pid, _: alive.pop(pid))
         assert kill_all("abc", below=10) == []
         assert alive == {}
@@ -90,8 +81,7 @@ class TestUntilNobodyIsLeft:
         """A process that forks while we look may be missed once."""
         searches = iter([{11, 12}, set(), {13}, set(), set(), {99}])
         killed: list[int] = []
-        monkeypatch.setattr(guardian, "bearers", lambda _: next(searches))
-        monkeypatch.setattr(guardian, "kill", killed.append)
+        says(monkeypatch, bearers=lambda _: next(searches), kill=killed.append)
         assert (kill_all("abc"), sorted(killed)) == ([], [11, 12, 13])
         assert next(searches) == {99}
 
@@ -100,10 +90,8 @@ class TestUntilNobodyIsLeft:
     ) -> None:
         slept: list[float] = []
         clock = {"monotonic.side_effect": lambda: float(len(slept)), "sleep": slept.append}
-        monkeypatch.setattr(guardian, "time", Mock(**clock))
-        monkeypatch.setattr(guardian, "KILL_SECONDS", 5.0)
-        monkeypatch.setattr(guardian, "bearers", lambda _: {12, 11})
-        monkeypatch.setattr(guardian, "kill", lambda _: None)
+        says(monkeypatch, time=Mock(**clock), KILL_SECONDS=5.0)
+        says(monkeypatch, bearers=lambda _: {12, 11}, kill=lambda _: None)
         assert (kill_all("abc"), len(slept)) == ([11, 12], 5)
 
     @pytest.mark.parametrize("error", [PermissionError, ProcessLookupError])
@@ -144,10 +132,9 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
-    monkeypatch.setattr(guardian, "reap", lambda: made.ended)
-    monkeypatch.setattr(guardian, "STDIN", made.read_end)
     monkeypatch.setattr(os, "getppid", lambda: made.parent)
-    monkeypatch.setattr(guardian, "time", Mock(wraps=time, monotonic=lambda: made.now))
+    clock = Mock(wraps=time, monotonic=lambda: made.now)
+    says(monkeypatch, reap=lambda: made.ended, STDIN=made.read_end, time=clock)
     yield made
     os.close(made.read_end)
     os.close(made.write_end)

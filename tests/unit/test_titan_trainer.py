@@ -5,7 +5,6 @@ import json
 import math
 import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from planner.units import GIB
 from tests.conftest import job_values
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "titan_logs"
-EXIT = Evidence()
 INSTALLED = dict.fromkeys(PACKAGES, "1.0") | {"torch": "2.14.0.dev20261101+cu130"}
 
 
@@ -58,8 +56,8 @@ def measured(asked: ProbeTask, log: str, folder: Path | None = None) -> Measured
     return found
 
 
-def failed(asked: ProbeTask, log: str, evidence: Evidence = EXIT) -> Failed:
-    found = read_outcome(asked, replace(evidence, log=log))
+def failed(asked: ProbeTask, log: str, **end: Any) -> Failed:
+    found = read_outcome(asked, Evidence(log=log, **end))
     assert isinstance(found, Failed), found
     return found
 
@@ -274,9 +272,8 @@ def test_losses_and_gradient_norms_must_be_plausible(
 def test_a_run_that_stops_early_is_no_measurement() -> None:
     asked, log = recorded("0.2.2-single")
     cut = log[: log.index("step:  5")]
-    late = Evidence(reason="time-limit", exit_code=-9, time_limit_seconds=60.0)
     assert failed(asked, cut).kind == FailureKind.CRASH
-    assert failed(asked, cut, evidence=late).kind == FailureKind.TIMEOUT
+    assert failed(asked, cut, reason="time-limit").kind == FailureKind.TIMEOUT
 
 
 FAILED = {
