@@ -188,16 +188,16 @@ class CostModelSampler(FiniteSampler):
         if first is not None and not posterior.measured and free[first]:
             said = self.knowledge.first_measures
             also = f", which {said}" if said else ""
-            said = f"number 1 on paper{also}: {_predicted(posterior, first)}"
-            return Pick(row=first, reason=said)
+            reason = f"number 1 on paper{also}: {_predicted(posterior, first)}"
+            return Pick(row=first, reason=reason)
         if not posterior.measured and free[posterior.leader]:
-            said = f"the model's first: {_predicted(posterior, posterior.leader)}"
-            return Pick(row=posterior.leader, reason=said)
+            reason = f"the model's first: {_predicted(posterior, posterior.leader)}"
+            return Pick(row=posterior.leader, reason=reason)
         best = posterior.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []
         if not best and free.any():
             row = int(np.argmin(np.where(free, posterior.risk, np.inf)))
-            said = f"the likeliest to fit of what is left: {_predicted(posterior, row)}"
-            return Pick(row=row, reason=said)
+            reason = f"the likeliest to fit of what is left: {_predicted(posterior, row)}"
+            return Pick(row=row, reason=reason)
         worth = posterior.improvement * (1.0 - posterior.risk)
         gain = float(worth[best[0]]) if best else 0.0
         again = self._repeat(posterior, max(gain, LEAST_REPEAT_GAIN))
