@@ -1,6 +1,6 @@
 """The only table from errors to HTTP status and exit code; both edges read it.
 
-Also the errors that exist at the edges alone: who asks, and how.
+Also the errors that exist only at the edges: who asks, and how.
 """
 
 from dataclasses import dataclass
@@ -162,8 +162,8 @@ def codes_of(error: PlannerError) -> ErrorCodes:
 
     A stored error has the codes of its kind.
     """
-    told = _class_of(error.kind) if isinstance(error, StoredError) else type(error)
-    return next(TABLE[cls] for cls in told.__mro__ if cls in TABLE)
+    cls = _class_of(error.kind) if isinstance(error, StoredError) else type(error)
+    return next(TABLE[base] for base in cls.__mro__ if base in TABLE)
 
 
 def _class_of(kind: str) -> type[PlannerError]:

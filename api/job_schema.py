@@ -4,12 +4,12 @@ The web page makes its form of it; editors complete and check job files with it.
 """
 
 import inspect
-import re
 from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
 
+from planner.api.docstrings import notes_in
 from planner.specs.cluster import ClusterRequest
 from planner.specs.current import CurrentSpec
 from planner.specs.job import ProbeSpec, SearchSpec
@@ -39,8 +39,6 @@ NUM_GPUS = {
     "description": "A number, a range such as 64..1024, or a list: how many GPUs?",
 }
 COUNT = {"type": ["integer", "string"]}
-# of a class docstring: the names of fields, and what they mean
-NOTE = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n +\S.*)*)", re.M)
 
 
 @lru_cache(maxsize=2)
@@ -73,8 +71,7 @@ def meanings(spec: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for cls in reversed(spec.__mro__):
         if issubclass(cls, BaseModel) and cls is not BaseModel:
-            for names, text in NOTE.findall(inspect.cleandoc(cls.__doc__ or "")):
-                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+            found |= notes_in(inspect.cleandoc(cls.__doc__ or ""))
     return found
 
 

@@ -63,7 +63,7 @@ class Wiring:
 
     @cached_property
     def answered(self) -> RecentlyUsed[Question, Plan]:
-        """Plans on paper that this process made; they depend on job and calibration alone."""
+        """Plans on paper that this process made; they depend only on job and calibration."""
         return RecentlyUsed(MOST_ANSWERED)
 
     @cached_property

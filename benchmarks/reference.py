@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from planner.api.job_schema import NOTE, meanings
+from planner.api.docstrings import NOTE
+from planner.api.job_schema import meanings
 
 ROOT = pathlib.Path(__file__).parents[1]
 POINTS = ROOT / "docs" / "extension-points.yaml"

@@ -42,7 +42,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self._names.append(entry.name)
 
     def remove(self, name: str) -> None:
-        """Remove an entry. Codes of later entries change, so do this between jobs alone."""
+        """Remove an entry. Codes of later entries change, so do this only between jobs."""
         index = self._names.index(name)
         del self._entries[index], self._names[index]
 

@@ -24,44 +24,16 @@ from planner.intake.jobs import JobReader
 from planner.specs.job import Job
 
 PUBLIC_ROWS = Path(__file__).resolve().parents[2] / "benchmarks" / "measured" / "public.jsonl"
+Where = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUES")]
 
 
 def command(
-    jobs: Annotated[
-        str | None,
-        typer.Option(
-            help="File with one measured job a line; the repository's published rows unless given."
-        ),
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help="Report these rows alone, as complete=true or 'platform=fsdp on hopper,fsdp on "
-            "ampere'.",
-        ),
-    ] = None,
-    rows: Annotated[bool, typer.Option("--rows", help="Print every row too.")] = False,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the whole report with every row to this file, as docs/accuracy.md."
-        ),
-    ] = None,
-    recompute: Annotated[
-        bool,
-        typer.Option(
-            "--recompute",
-            help="Predict and fit anew instead of printing the report that ships; takes a minute "
-            "or two.",
-        ),
-    ] = False,
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --recompute: write what was computed here, as the report that ships."
-        ),
-    ] = None,
+    jobs: str | None = None,
+    where: Where = None,
+    rows: bool = False,
+    markdown: Path | None = None,
+    recompute: bool = False,
+    save: Path | None = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
@@ -73,6 +45,14 @@ def command(
     given again: a row then meets all of them. Keys: trainer, platform (the trainer on the GPU's
         family), gpu, family (the model's), model, group (the source), complete (its publisher
         states everything).
+
+    jobs: File with one measured job a line; the repository's published rows unless given.
+    where: Report these rows alone, as complete=true or 'platform=fsdp on hopper,fsdp on ampere'.
+    rows: Print every row too.
+    markdown: Write the whole report with every row to this file, as docs/accuracy.md.
+    recompute: Predict and fit anew instead of printing the report that ships; takes a minute or
+        two.
+    save: With --recompute: write what was computed here, as the report that ships.
     """
     check_plot(plot)
     wanted = [_wanted(text) for text in where or ()]

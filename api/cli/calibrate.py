@@ -32,23 +32,18 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
+FORMS = f"First measure a small grid on this pool: {listed(pool_forms())}."
+
+
 def command(
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_gpu,
-            help="Only from measurements on this GPU; with --pool the GPU to measure.",
-        ),
-    ] = None,
-    pool: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_pool,
-            help=f"First measure a small grid on this pool: {listed(pool_forms())}.",
-        ),
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(autocompletion=complete_gpu)] = None,
+    pool: Annotated[str | None, typer.Option(autocompletion=complete_pool, help=FORMS)] = None,
     json: Json = False,
 ) -> None:
+    """Make the calibration of every measured trainer and GPU anew; plans use the newest.
+
+    gpu: Only from measurements on this GPU; with --pool the GPU to measure.
+    """
     wiring = wire()
     if gpu is not None:
         gpu = load_gpu(gpu, field="--gpu").name

@@ -25,24 +25,20 @@ from planner.errors import fault
 
 
 def command(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="models|gpus|clusters|schedules|defaults", help="Part of the catalogue."
-        ),
-    ],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One entry in full.")] = None,
-    add: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Store this YAML or JSON (of a model also a config.json) as own/NAME; a next "
-            "version where the name is known.",
-        ),
-    ] = None,
-    own: Annotated[bool, typer.Option("--own", help="List the entries that were added.")] = False,
+    kind: Annotated[str, typer.Argument(metavar="models|gpus|clusters|schedules|defaults")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    add: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    own: bool = False,
     json: Json = False,
 ) -> None:
+    """List what is known by name, or show one entry with its sources; keep entries of your own.
+
+    kind: Part of the catalogue.
+    name: One entry in full.
+    add: Store this YAML or JSON (of a model also a config.json) as own/NAME; a next version where
+        the name is known.
+    own: List the entries that were added.
+    """
     if add is not None:
         say(f"stored as {_added(kind, name, add)}")
         return

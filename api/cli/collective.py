@@ -13,34 +13,23 @@ from planner.api.wiring import wire
 
 
 def command(
-    op: Annotated[
-        str,
-        typer.Option(
-            help="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all or p2p."
-        ),
-    ],
-    size: Annotated[
-        str,
-        typer.Option(
-            help='The whole buffer, for example "1 GiB"; all-to-all: what one rank sends.'
-        ),
-    ],
-    cluster: Annotated[
-        str,
-        typer.Option(
-            autocompletion=complete_cluster,
-            help="Name of a cluster, as in `catalog clusters`, or a YAML file.",
-        ),
-    ],
-    algorithm: Annotated[
-        str | None, typer.Option(help="ring, tree, hierarchical, switch, ...: its closed form.")
-    ] = None,
-    num_ranks: Annotated[
-        int | None, typer.Option(help="Ranks of the group; all GPUs unless given.")
-    ] = None,
-    stride: Annotated[int, typer.Option(help="Distance of neighbours in the group, in ranks.")] = 1,
+    op: Annotated[str, typer.Option()],
+    size: Annotated[str, typer.Option()],
+    cluster: Annotated[str, typer.Option(autocompletion=complete_cluster)],
+    algorithm: str | None = None,
+    num_ranks: int | None = None,
+    stride: int = 1,
     json: Json = False,
 ) -> None:
+    """Price one collective: seconds, steps, bytes on the wire, the algorithm and why.
+
+    op: all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all or p2p.
+    size: The whole buffer, for example "1 GiB"; all-to-all: what one rank sends.
+    cluster: Name of a cluster, as in `catalog clusters`, or a YAML file.
+    algorithm: ring, tree, hierarchical, switch, ...: its closed form.
+    num_ranks: Ranks of the group; all GPUs unless given.
+    stride: Distance of neighbours in the group, in ranks.
+    """
     how = {"algorithm": algorithm, "num_ranks": num_ranks, "stride": stride}
     asked = {"op": op, "size": size, "cluster": cluster, **how}
     answer = ask_collective(with_own(wire(), asked), allow_files=True)

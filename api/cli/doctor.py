@@ -1,9 +1,8 @@
-"""`planner-cli doctor`: what is installed, the state of the database, what a probe would find."""
+"""`planner-cli doctor`: the packages here, the database, and the means of a probe."""
 
 import platform
 import sys
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
@@ -13,14 +12,11 @@ from planner.api.cli.typed import Json
 from planner.api.wiring import wire
 
 
-def command(
-    torch: Annotated[
-        bool, typer.Option("--torch", help="Also import torch, as a probe would; takes longer.")
-    ] = False,
-    json: Json = False,
-) -> None:
+def command(torch: bool = False, json: Json = False) -> None:
     """Check this installation part by part: ok, warn or fail, and what to do. Ends with 4 where a
     part fails.
+
+    torch: Also import torch, as a probe would; takes longer.
     """
     wiring = wire()
     checks = all_checks(wiring, torch=torch)

@@ -4,20 +4,12 @@ import gc
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from planner.api.calibration.read import Learned, among, learned, learned_by_gpu
-from planner.api.cli.flags import (
-    GpuOption,
-    ModelOption,
-    NumGpusOption,
-    PlanOption,
-    RankOption,
-    completed_by,
-    layout_given,
-)
+from planner.api.cli.flags import PlanOption, completed_by, layout_given
 from planner.api.cli.output import letters_only, make_console, note, show, working
 from planner.api.cli.typed import Json
 from planner.api.identity import local_user
@@ -44,26 +36,24 @@ COLLECT_AFTER = 200_000  # objects more than before
 
 
 def command(
-    job: Annotated[
-        str | None,
-        typer.Option(
-            help="Job with a layout in YAML or JSON, - for stdin; or a trainer's config, script or "
-            "log."
-        ),
-    ] = None,
-    jobs: Annotated[
-        str | None,
-        typer.Option(
-            help="File with one JSON job a line, - for stdin; answers one JSON line each."
-        ),
-    ] = None,
+    job: str | None = None,
+    jobs: str | None = None,
     plan: PlanOption = None,
-    rank: RankOption = None,
-    model: ModelOption = None,
-    gpu: GpuOption = None,
-    num_gpus: NumGpusOption = None,
+    rank: int | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    num_gpus: str | None = None,
     json: Json = False,
 ) -> None:
+    """Price layouts: time, memory, and how sure.
+
+    job: Job with a layout in YAML or JSON, - for stdin; or a trainer's config, script or log.
+    jobs: File with one JSON job a line, - for stdin; answers one JSON line each.
+    rank: Which layout of the plan; 1 unless given.
+    model: Completes or overrides the file's model.
+    gpu: Completes or overrides the file's GPU.
+    num_gpus: Completes or overrides the file's number of GPUs.
+    """
     if sum(given is not None for given in (job, jobs, plan)) != 1:
         remedy = "give --job FILE, --jobs FILE.jsonl, or --plan PLAN_ID --rank N"
         raise fault("--job", job, "exactly one of --job, --jobs and --plan is needed", remedy)

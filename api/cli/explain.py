@@ -1,9 +1,5 @@
 """`planner-cli explain`: why this layout, why not that one."""
 
-from typing import Annotated
-
-import typer
-
 from planner.api.cli.flags import PlanId
 from planner.api.cli.output import make_console, show, tell
 from planner.api.cli.typed import Json
@@ -13,14 +9,12 @@ from planner.api.wiring import wire
 from planner.plan.explain import explain, ranked_as
 
 
-def command(
-    plan_id: PlanId,
-    rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
-    versus: Annotated[
-        int | None, typer.Option(help="Compare with the layout of this rank.")
-    ] = None,
-    json: Json = False,
-) -> None:
+def command(plan_id: PlanId, rank: int = 1, versus: int | None = None, json: Json = False) -> None:
+    """Why this layout of a stored plan, and why not another.
+
+    rank: Which of its layouts.
+    versus: Compare with the layout of this rank.
+    """
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     lines = explain(plan, rank, versus)

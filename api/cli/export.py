@@ -15,22 +15,25 @@ from planner.api.service import export_rank
 from planner.api.wiring import wire
 from planner.export import FORMATS
 
+Format = Annotated[
+    str | None, typer.Option(help=f"{', '.join(FORMATS)}; the plan's trainer unless given.")
+]
+
 
 def command(
     plan_id: PlanId,
-    rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
-    format: Annotated[
-        str | None,
-        typer.Option("--format", help=f"{', '.join(FORMATS)}; the plan's trainer unless given."),
-    ] = None,
-    trainer_version: Annotated[
-        str | None, typer.Option(help="Version of the trainer that will run it.")
-    ] = None,
-    save_dir: Annotated[
-        Path | None, typer.Option(help="Write the files here instead of printing them.")
-    ] = None,
+    rank: int = 1,
+    format: Format = None,
+    trainer_version: str | None = None,
+    save_dir: Path | None = None,
     json: Json = False,
 ) -> None:
+    """Write the configuration and command that run a layout.
+
+    rank: Which of its layouts.
+    trainer_version: Version of the trainer that will run it.
+    save_dir: Write the files here instead of printing them.
+    """
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     exported = export_rank(plan, rank, to=format, version=trainer_version)

@@ -1,7 +1,7 @@
 """Flags as the job's mapping that they mean: over a job's file, or a layout of a stored plan."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +19,11 @@ FILE_ENDINGS = (".yaml", ".yml", ".json")
 CATALOG_LABELS = frozenset({"aliases", "source", "notes"})
 
 
+# of `training` and of `search`, under the names of their flags
+TRAINING = (
+    "seq_len", "global_batch_size", "trainer", "trainer_version", "total_tokens", "checkpoint",
+)  # fmt: skip
+SEARCH = ("top_k", "objective", "sampler", "seed", "prefer")
 # what has to be given without a job's file, with an example of each
 REQUIRED = {
     "model": "llama3-8b; `planner-cli catalog models` lists them",
@@ -43,60 +48,42 @@ PlanOption = Annotated[
         help="A stored plan, by its id or the beginning of it.",
     ),
 ]
-ModelOption = Annotated[str | None, typer.Option(help="Completes or overrides the file's model.")]
-GpuOption = Annotated[str | None, typer.Option(help="Completes or overrides the file's GPU.")]
-NumGpusOption = Annotated[
-    str | None, typer.Option(help="Completes or overrides the file's number of GPUs.")
-]
-RankOption = Annotated[int | None, typer.Option(help="Which layout of the plan; 1 unless given.")]
 
 
-def job_of_flags(
-    *,
-    job: str | None = None,
-    model: str | None = None,
-    gpu: str | None = None,
-    cluster: str | None = None,
-    num_gpus: str | None = None,
-    training: Mapping[str, Any],
-    search: Mapping[str, Any],
-    fix: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    current: str | None = None,
-    probe: int | None = None,
-    price_per_gpu_hour: float | None = None,
-) -> dict[str, Any]:
-    """The job as a mapping, of the flags of `recommend` as typed; None where one is not given.
+def job_of_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The job as a mapping, of the flags of `recommend` by name; None where one is not given.
 
     Raises SpecError.
     """
+    training = {name: given.get(name) for name in TRAINING}
+    if training["checkpoint"] is not None:
+        training["checkpoint"] = parse_checkpoint(training["checkpoint"])
+    job, gpu, cluster = given.get("job"), given.get("gpu"), given.get("cluster")
     values = read_job_file(job, "--job") if job is not None else {}
-    if model is not None:
-        values["model"] = model
+    if given.get("model") is not None:
+        values["model"] = given["model"]
     if cluster is not None and gpu is not None:
         raise fault("--gpu", gpu, "cannot be given beside --cluster", "leave one of the two out")
     chosen = read_cluster(cluster if cluster is not None else values.get("cluster"))
     if gpu is not None:
         chosen = {**(chosen if isinstance(chosen, Mapping) else {}), "gpu": gpu}
-    if num_gpus is not None:
-        chosen = {**spelled_out(chosen), "num_gpus": parse_count(num_gpus)}
-    if price_per_gpu_hour is not None:
-        chosen = {**spelled_out(chosen), "price_per_gpu_hour": price_per_gpu_hour}
+    if given.get("num_gpus") is not None:
+        chosen = {**spelled_out(chosen), "num_gpus": parse_count(given["num_gpus"])}
+    if given.get("price_per_gpu_hour") is not None:
+        chosen = {**spelled_out(chosen), "price_per_gpu_hour": given["price_per_gpu_hour"]}
     if chosen is not None:
         values["cluster"] = chosen
     _overlay(values, "training", training)
-    fixed = _each_once(map(parse_pair, fix), "--fix", "use --allow for several values")
-    choices = map(parse_choices, allow)
-    allowed = _each_once(choices, "--allow", "list all its values after one --allow")
-    before, given = values.get("search"), dict(search)
-    for key, pairs in (("fix", fixed), ("allow", allowed)):
+    search, before = {name: given.get(name) for name in SEARCH}, values.get("search")
+    for key, parse, remedy in REPEATED:
+        pairs = _each_once(map(parse, given.get(key) or ()), f"--{key}", remedy)
         if pairs:
             kept = before.get(key) if isinstance(before, Mapping) else None
-            given[key] = {**(kept if isinstance(kept, Mapping) else {}), **pairs}
-    _overlay(values, "search", given)
-    if current is not None:
-        values.update(read_current_file(current))
-    _overlay(values, "probe", {"max_probes": probe})
+            search[key] = {**(kept if isinstance(kept, Mapping) else {}), **pairs}
+    _overlay(values, "search", search)
+    if given.get("current") is not None:
+        values.update(read_current_file(given["current"]))
+    _overlay(values, "probe", {"max_probes": given.get("probe")})
     check_plain(values, "job")
     return values
 
@@ -188,6 +175,12 @@ def _parted(text: str, flag: str, form: str, example: str) -> tuple[str, str]:
     if not equals or not key.strip() or not value.strip():
         raise fault(flag, text, f"is not of the form {form}", f"write for example {flag} {example}")
     return key.strip(), value
+
+
+REPEATED: tuple[tuple[str, Callable[[str], tuple[str, Any]], str], ...] = (
+    ("fix", parse_pair, "use --allow for several values"),
+    ("allow", parse_choices, "list all its values after one --allow"),
+)
 
 
 def check_one(job: str | None, plan: str | None, which: str) -> None:

@@ -1,4 +1,4 @@
-"""`planner-cli measurements`: what was measured, in and out."""
+"""`planner-cli measurements`: measured runs, in and out."""
 
 import json as encoder
 from collections.abc import Callable, Sequence
@@ -39,34 +39,24 @@ Model = Annotated[
 Gpu = Annotated[str | None, typer.Option(autocompletion=complete_gpu, help="Only on this GPU.")]
 Status = Annotated[str | None, typer.Option(help="Only ok, oom or failed.")]
 Rung = Annotated[str | None, typer.Option(help="Only probed, imitated, emulated or published.")]
+MeasurementId = Annotated[str, typer.Argument(metavar="MEASUREMENT_ID")]
 
 
 @app.command("import")
 def import_(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="Rows (JSON lines or CSV), a log of TorchTitan or Megatron-LM, or a TensorBoard "
-            "folder.",
-        ),
-    ],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format", help="rows, csv, torchtitan, megatron or tensorboard; else by the file."
-        ),
-    ] = None,
-    job: Annotated[
-        str | None, typer.Option(help="Job of the run, with its layout: what a log does not say.")
-    ] = None,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="They count for everyone's plans, not yours alone.")
-    ] = False,
+    file: Annotated[str, typer.Argument(metavar="FILE")],
+    format: str | None = None,
+    job: str | None = None,
+    shared: bool = False,
     json: Json = False,
 ) -> None:
     """Store measurements and learn from them; the same import twice changes nothing. The first new
     ones are compared with predictions.
+
+    file: Rows (JSON lines or CSV), a log of TorchTitan or Megatron-LM, or a TensorBoard folder.
+    format: rows, csv, torchtitan, megatron or tensorboard; else by the file.
+    job: Job of the run, with its layout: what a log does not say.
+    shared: They count for everyone's plans, not yours alone.
     """
     if format is not None and format not in FORMATS:
         raise fault("--format", format, "is no format", f"use {', '.join(FORMATS)}")
@@ -104,18 +94,20 @@ def import_(
 
 @app.command("export")
 def export(
-    format: Annotated[str, typer.Option("--format", help="rows (JSON lines) or csv.")] = "rows",
-    output: Annotated[Path | None, typer.Option(help="Write here instead of to stdout.")] = None,
+    format: str = "rows",
+    output: Path | None = None,
     model: Model = None,
     gpu: Gpu = None,
     status: Status = None,
     rung: Rung = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Machine output on stdout alone: rows are JSON lines already."),
-    ] = False,
+    json: bool = False,
 ) -> None:
-    """Print stored measurements as rows that import reads back."""
+    """Print stored measurements as rows that import reads back.
+
+    format: rows (JSON lines) or csv.
+    output: Write here instead of to stdout.
+    json: Machine output on stdout alone: rows are JSON lines already.
+    """
     if format not in ("rows", "csv"):
         raise fault("--format", format, "is no format", "use rows or csv")
     if json and format == "csv":
@@ -165,17 +157,13 @@ def list_(
 
 
 @app.command("delete")
-def delete(
-    measurement_id: Annotated[str, typer.Argument(metavar="MEASUREMENT_ID")], json: Json = False
-) -> None:
+def delete(measurement_id: MeasurementId, json: Json = False) -> None:
     """Delete a stored measurement and learn again without it."""
     _after(lambda at: ([measurement_id], [at.measurements.delete(measurement_id)]), "deleted", json)
 
 
 @app.command("believe")
-def believe_(
-    measurement_id: Annotated[str, typer.Argument(metavar="MEASUREMENT_ID")], json: Json = False
-) -> None:
+def believe_(measurement_id: MeasurementId, json: Json = False) -> None:
     """Count a measurement that is far from its prediction: it is true, and of that job."""
 
     def believed(wiring: Wiring) -> tuple[list[str], list[tuple[str, str]]]:
@@ -187,13 +175,15 @@ def believe_(
 
 @app.command("share")
 def share(
-    measurement_id: Annotated[
-        str | None, typer.Argument(metavar="[MEASUREMENT_ID]", help="Only this one.")
-    ] = None,
-    owner: Annotated[str | None, typer.Option(help="All that this key has stored.")] = None,
+    measurement_id: Annotated[str | None, typer.Argument(metavar="[MEASUREMENT_ID]")] = None,
+    owner: str | None = None,
     json: Json = False,
 ) -> None:
-    """Let measurements that a key imported count for everyone's plans."""
+    """Let measurements that a key imported count for everyone's plans.
+
+    measurement_id: Only this one.
+    owner: All that this key has stored.
+    """
     if (measurement_id is None) == (owner is None):
         rule, remedy = "or --owner is needed, not both", "name one measurement, or one key"
         raise fault("MEASUREMENT_ID", measurement_id, rule, remedy)
@@ -211,7 +201,7 @@ def share(
 def _after(
     work: Callable[[Wiring], tuple[Sequence[str], list[tuple[str, str]]]], verb: str, json: bool
 ) -> None:
-    """Does it, learns from what is stored then, and says both.
+    """Does it, learns from the rows that are stored then, and reports both.
 
     work: returns ids, and the (trainer, GPU) that it changed.
     """

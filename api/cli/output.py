@@ -150,7 +150,7 @@ class Working:
     line: "TaskID | None" = None
 
     def say(self, words: str) -> None:
-        """Shows what is being done now."""
+        """Shows the current work."""
         if self.shown is not None and self.line is not None:
             self.shown.update(self.line, words=words)
 
@@ -164,7 +164,7 @@ class Working:
 def working(words: str, *, total: int | None = None, quiet: bool = False) -> Iterator[Working]:
     """A spinner with words and the seconds so far; of a `total` a bar. It goes away in the end.
 
-    quiet: show nothing, as for --json, whose caller reads what is printed.
+    quiet: show nothing, as for --json, whose caller reads the output.
     """
     if quiet or not sys.stderr.isatty():
         yield Working()

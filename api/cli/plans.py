@@ -1,4 +1,4 @@
-"""`planner-cli plans` and `planner-cli show`: what was answered before."""
+"""`planner-cli plans` and `planner-cli show`: earlier answers."""
 
 import typer
 
@@ -34,7 +34,7 @@ def show_plan(plan_id: PlanId, plot: PlotOrText = None, json: Json = False) -> N
     try:
         plan = wiring.store.get_plan(name)
     except NotFoundError:
-        if _say_study(wiring, name, as_json=json):
+        if _show_study(wiring, name, as_json=json):
             return
         raise
     if json:
@@ -44,7 +44,7 @@ def show_plan(plan_id: PlanId, plot: PlotOrText = None, json: Json = False) -> N
     plot_plan(plot, plan)
 
 
-def _say_study(wiring: Wiring, name: str, *, as_json: bool) -> bool:
+def _show_study(wiring: Wiring, name: str, *, as_json: bool) -> bool:
     """Says how a plan stands that is not made yet; False where no study makes it."""
     study = study_of(wiring, name)
     if study is None:

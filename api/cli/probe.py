@@ -37,45 +37,37 @@ from planner.units import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+PoolName = Annotated[
+    str | None,
+    typer.Option(autocompletion=complete_pool, help=f"{listed(pool_forms())}; local unless given."),
+]
 
 
 def command(
-    job: Annotated[
-        str | None, typer.Option(help="YAML or JSON file of a job with a layout, - for stdin.")
-    ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_plan,
-            help="Stored plan, whose best layouts are measured, by its id or its beginning.",
-        ),
-    ] = None,
-    top_k: Annotated[int, typer.Option(help="How many of the plan's layouts.")] = 1,
-    pool: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_pool, help=f"{listed(pool_forms())}; local unless given."
-        ),
-    ] = None,
-    trainer: Annotated[
-        str | None, typer.Option(help="reference (default: ours, torch alone) or torchtitan.")
-    ] = None,
-    emulate: Annotated[
-        bool,
-        typer.Option(
-            "--emulate", help="One process stands for a rank; communication comes from the model."
-        ),
-    ] = False,
-    steps: Annotated[int | None, typer.Option(help="Timed steps; 10 unless given.")] = None,
-    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 3,
-    time_limit: Annotated[
-        float, typer.Option(help="Seconds that one run may take, start included.")
-    ] = 600.0,
-    breakdown: Annotated[
-        bool, typer.Option("--breakdown", help="Seconds by kernel, from torch's profiler.")
-    ] = False,
+    job: str | None = None,
+    plan: Annotated[str | None, typer.Option(autocompletion=complete_plan)] = None,
+    top_k: int = 1,
+    pool: PoolName = None,
+    trainer: str | None = None,
+    emulate: bool = False,
+    steps: int | None = None,
+    warmup: int = 3,
+    time_limit: float = 600.0,
+    breakdown: bool = False,
     json: Json = False,
 ) -> None:
+    """Run layouts for a few steps and record time, memory and what went wrong.
+
+    job: YAML or JSON file of a job with a layout, - for stdin.
+    plan: Stored plan, whose best layouts are measured, by its id or its beginning.
+    top_k: How many of the plan's layouts.
+    trainer: reference (default: ours, torch alone) or torchtitan.
+    emulate: One process stands for a rank; communication comes from the model.
+    steps: Timed steps; 10 unless given.
+    warmup: Steps before them.
+    time_limit: Seconds that one run may take, start included.
+    breakdown: Seconds by kernel, from torch's profiler.
+    """
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
     options = {
         "emulate": emulate,

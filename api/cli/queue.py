@@ -1,4 +1,4 @@
-"""`planner-cli queue`: what waits and runs, what was given up, another try, an end."""
+"""`planner-cli queue`: jobs that wait, run or have failed; another try, an end."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -17,14 +17,11 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="As `queue list` shows 
 
 
 @app.command("list")
-def list_jobs(
-    failed: Annotated[
-        bool, typer.Option("--failed", help="What has failed, not what is open.")
-    ] = False,
-    limit: Limit = 50,
-    json: Json = False,
-) -> None:
-    """List what waits or runs, newest first."""
+def list_jobs(failed: bool = False, limit: Limit = 50, json: Json = False) -> None:
+    """List what waits or runs, newest first.
+
+    failed: What has failed, not what is open.
+    """
     jobs = queues.jobs_in(wire(), failed=failed)[:limit]
     nothing = "nothing has failed" if failed else "nothing waits or runs"
     tell([asdict(job) for job in jobs], [*map(job_line, jobs)] or [nothing], json=json)

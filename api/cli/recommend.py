@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from planner.api.cli.files import PlotOrText, check_plot, check_target, plot_plan, save_plan
-from planner.api.cli.flags import check_complete, job_of_flags, parse_checkpoint
+from planner.api.cli.flags import check_complete, job_of_flags
 from planner.api.cli.output import error_line, letters_only, make_console, note, show, working
 from planner.api.cli.typed import (
     Json,
@@ -27,125 +27,59 @@ from planner.specs.plan import Plan
 
 
 def command(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_model,
-            help="Catalogue name, Hugging Face id, or path to a config.json.",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(autocompletion=complete_gpu, help="Name of the GPU, as in `catalog gpus`."),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_cluster,
-            help="Name of a cluster, or a YAML file; instead of --gpu.",
-        ),
-    ] = None,
-    num_gpus: Annotated[
-        str | None, typer.Option(help='A number, a range "64..1024", or a list "64,96".')
-    ] = None,
-    seq_len: Annotated[
-        int | None,
-        typer.Option(
-            parser=tokens_typed, metavar="TOKENS", help="Of a sequence: 8192, or 8k for the same."
-        ),
-    ] = None,
-    global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_trainer,
-            help="Software whose rules apply: torchtitan (default), megatron, ...",
-        ),
-    ] = None,
-    trainer_version: Annotated[
-        str | None, typer.Option(help="Release, date or commit of it; the default's unless given.")
-    ] = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            help="Job in YAML or JSON, - for stdin, or what --current takes; flags override it."
-        ),
-    ] = None,
-    total_tokens: Annotated[
-        str | None, typer.Option(help='Tokens of the whole run, for its time and price: "15T".')
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help='Steps between saves, and how: "500", "500:async-pinned".')
-    ] = None,
-    price_per_gpu_hour: Annotated[
-        float | None, typer.Option(help="USD; else the GPU's usual price.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="How many layouts to rank.")] = None,
-    fix: Annotated[
-        list[str] | None, typer.Option(help="Fix a layout field: tp=8. May be repeated.")
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="Allow only these values: precision=bf16,float8-rowwise."),
-    ] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="throughput (default), memory, time, cost or energy.")
-    ] = None,
-    prefer: Annotated[
-        str | None,
-        typer.Option(help="simplest of what cannot be told apart (default), or fastest on paper."),
-    ] = None,
-    probe: Annotated[
-        int | None, typer.Option(help="Measure up to this many layouts on real GPUs.")
-    ] = None,
-    current: Annotated[
-        str | None,
-        typer.Option(
-            help="What you run today: a TorchTitan TOML, command or log, a Megatron script, a "
-            "layout in JSON."
-        ),
-    ] = None,
-    sampler: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_sampler,
-            help="How layouts beyond enumeration are sampled, and probes are chosen.",
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,
-    save_dir: Annotated[
-        Path | None, typer.Option(help="Write the plan and runnable files of every rank here.")
-    ] = None,
+    ctx: typer.Context,
+    model: Annotated[str | None, typer.Option(autocompletion=complete_model)] = None,
+    gpu: Annotated[str | None, typer.Option(autocompletion=complete_gpu)] = None,
+    cluster: Annotated[str | None, typer.Option(autocompletion=complete_cluster)] = None,
+    num_gpus: str | None = None,
+    seq_len: Annotated[int | None, typer.Option(parser=tokens_typed, metavar="TOKENS")] = None,
+    global_batch_size: int | None = None,
+    trainer: Annotated[str | None, typer.Option(autocompletion=complete_trainer)] = None,
+    trainer_version: str | None = None,
+    job: str | None = None,
+    total_tokens: str | None = None,
+    checkpoint: str | None = None,
+    price_per_gpu_hour: float | None = None,
+    top_k: int | None = None,
+    fix: list[str] | None = None,
+    allow: list[str] | None = None,
+    objective: str | None = None,
+    prefer: str | None = None,
+    probe: int | None = None,
+    current: str | None = None,
+    sampler: Annotated[str | None, typer.Option(autocompletion=complete_sampler)] = None,
+    seed: int | None = None,
+    save_dir: Path | None = None,
     plot: PlotOrText = None,
     json: Json = False,
 ) -> None:
-    values = job_of_flags(
-        job=job,
-        model=model,
-        gpu=gpu,
-        cluster=cluster,
-        num_gpus=num_gpus,
-        fix=fix or (),
-        allow=allow or (),
-        current=current,
-        probe=probe,
-        training={
-            "seq_len": seq_len,
-            "global_batch_size": global_batch_size,
-            "trainer": trainer,
-            "trainer_version": trainer_version,
-            "total_tokens": total_tokens,
-            "checkpoint": None if checkpoint is None else parse_checkpoint(checkpoint),
-        },
-        price_per_gpu_hour=price_per_gpu_hour,
-        search={
-            "top_k": top_k,
-            "objective": objective,
-            "sampler": sampler,
-            "seed": seed,
-            "prefer": prefer,
-        },
-    )
+    """Rank the layouts that train MODEL fastest on this cluster.
+
+    model: Catalogue name, Hugging Face id, or path to a config.json.
+    gpu: Name of the GPU, as in `catalog gpus`.
+    cluster: Name of a cluster, or a YAML file; instead of --gpu.
+    num_gpus: A number, a range "64..1024", or a list "64,96".
+    seq_len: Of a sequence: 8192, or 8k for the same.
+    global_batch_size: Sequences of a step.
+    trainer: Software whose rules apply: torchtitan (default), megatron, ...
+    trainer_version: Release, date or commit of it; the default's unless given.
+    job: Job in YAML or JSON, - for stdin, or what --current takes; flags override it.
+    total_tokens: Tokens of the whole run, for its time and price: "15T".
+    checkpoint: Steps between saves, and how: "500", "500:async-pinned".
+    price_per_gpu_hour: USD; else the GPU's usual price.
+    top_k: How many layouts to rank.
+    fix: Fix a layout field: tp=8. May be repeated.
+    allow: Allow only these values: precision=bf16,float8-rowwise.
+    objective: throughput (default), memory, time, cost or energy.
+    prefer: simplest of what cannot be told apart (default), or fastest on paper.
+    probe: Measure up to this many layouts on real GPUs.
+    current: What you run today: a TorchTitan TOML, command or log, a Megatron script, a layout in
+        JSON.
+    sampler: How layouts beyond enumeration are sampled, and probes are chosen.
+    seed: Seed of the sampler.
+    save_dir: Write the plan and runnable files of every rank here.
+    """
+    values = job_of_flags(ctx.params)
     if job is None and values.get("current") is None:
         check_complete(values)
     if save_dir is not None:

@@ -8,10 +8,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from planner.api.cli.output import error_line, flush_output
+from planner.api.docstrings import NOTE, notes_in
 from planner.api.errors import (
     EXIT_BACKEND,
     EXIT_BUG,
@@ -67,6 +70,18 @@ IN_PLANS = {"plans": "list_plans", "show": "show_plan"}  # the others have a fil
 SHORT = ("recommend",)  # one answer: to look for cycles costs more than it frees
 
 
+class _Documented(TyperCommand):
+    """A command whose docstring has the help of its flags, a note `name: help` each."""
+
+    def __init__(self, name: str | None, *, help: str | None, **given: Any) -> None:
+        super().__init__(name, help=NOTE.sub("", help or "").strip(), **given)
+        notes = notes_in(help or "")
+        for one in self.params:
+            if isinstance(one, TyperArgument | TyperOption):
+                one.help = notes.get(str(one.name), one.help)
+            one.secondary_opts = []  # no `--no-json`
+
+
 def tree(words: Sequence[str] | None = None) -> typer.Typer:
     """All commands.
 
@@ -88,11 +103,13 @@ def tree(words: Sequence[str] | None = None) -> typer.Typer:
             app.command(name, help=text)(_not_imported)
         elif name in GROUPS:
             group = import_module(f"planner.api.cli.{name}").app
+            for one in group.registered_commands:
+                one.cls = _Documented
             app.add_typer(group, name=name, help=text)
         else:
             module = import_module(f"planner.api.cli.{'plans' if name in IN_PLANS else name}")
             command = getattr(module, IN_PLANS.get(name, "command"))
-            app.command(name, help=None if command.__doc__ else text)(command)
+            app.command(name, cls=_Documented, help=None if command.__doc__ else text)(command)
     return app
 
 
@@ -132,7 +149,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as done:
         return done.exit_code
     except PlannerError as error:
-        return _told(error, as_json="--json" in arguments)
+        return _reported(error, as_json="--json" in arguments)
     except ClickError as error:
         return _usage(error, arguments)
     except (KeyboardInterrupt, typer.Abort):
@@ -156,7 +173,7 @@ def _words_so_far() -> list[str]:
     return line.split()[1:]
 
 
-def _told(error: PlannerError, *, as_json: bool) -> int:
+def _reported(error: PlannerError, *, as_json: bool) -> int:
     for line in lines_of(error):
         error_line(line)
     if as_json:
@@ -178,7 +195,7 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _mistyped(error: Exception, arguments: Sequence[str]) -> tuple[str | None, str | None]:
-    """(option or argument that a usage error is about, what was given for it).
+    """(option or argument that a usage error is about, its value).
 
     None where the error does not name it.
     """

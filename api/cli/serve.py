@@ -12,13 +12,13 @@ from planner.errors import fault
 
 
 def command(
-    host: Annotated[
-        str | None, typer.Option(help="Address to bind; default PLANNER_HOST or 127.0.0.1.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; default PLANNER_PORT or 8000.")
-    ] = None,
+    host: str | None = None, port: Annotated[int | None, typer.Option(min=0, max=65535)] = None
 ) -> None:
+    """Serve POST /plan and the rest; OpenAPI at /docs.
+
+    host: Address to bind; default PLANNER_HOST or 127.0.0.1.
+    port: Port; default PLANNER_PORT or 8000.
+    """
     need("fastapi", "uvicorn", "prometheus_client", "limits", extra="server")
     from planner.api.http.app import create_app
     from planner.api.http.security import refuse_open_door

@@ -2,12 +2,9 @@
 
 import json as encoder
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from planner.api.cli.files import Plot, check_plot, write_file, write_plot
-from planner.api.cli.flags import PlanOption, RankOption, layout_given
+from planner.api.cli.flags import PlanOption, layout_given
 from planner.api.cli.output import make_console, note, show, show_json, working
 from planner.api.cli.typed import Json
 from planner.api.input.jobs import check_one_size, parse_job
@@ -19,21 +16,21 @@ from planner.plan.timeline import timeline
 
 
 def command(
-    job: Annotated[
-        str | None,
-        typer.Option(help="YAML or JSON file of a job whose layout has pp > 1, - for stdin."),
-    ] = None,
+    job: str | None = None,
     plan: PlanOption = None,
-    rank: RankOption = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a Chrome trace here; Perfetto opens it.")
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write torch's pipeline schedule CSV here.")
-    ] = None,
+    rank: int | None = None,
+    trace: Path | None = None,
+    csv: Path | None = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
+    """Play out one step of a pipeline: who waits when, and what each stage holds.
+
+    job: YAML or JSON file of a job whose layout has pp > 1, - for stdin.
+    rank: Which layout of the plan; 1 unless given.
+    trace: Write a Chrome trace here; Perfetto opens it.
+    csv: Write torch's pipeline schedule CSV here.
+    """
     check_plot(plot)
     wiring = wire()
     parsed = parse_job(with_own(wiring, layout_given(wiring, job, plan, rank)), allow_files=True)

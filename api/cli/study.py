@@ -19,26 +19,20 @@ from planner.units import counted
 
 def command(
     plan_id: PlanId,
-    storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Database to write it to: sqlite:///study.db, ..."),
-    ] = None,
-    journal: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Journal file of Optuna to write it to, instead."),
-    ] = None,
-    values: Annotated[
-        str | None,
-        typer.Option(
-            help="What its trials minimise: measured, predicted, time-memory or time-cost; unless "
-            "given, measured where the plan spent probes, else predicted."
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a study of that name.")
-    ] = False,
+    storage: Annotated[str | None, typer.Option(metavar="URL")] = None,
+    journal: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    values: str | None = None,
+    overwrite: bool = False,
     json: Json = False,
 ) -> None:
+    """Write the study of a plan for optuna-dashboard and Optuna's plots.
+
+    storage: Database to write it to: sqlite:///study.db, ...
+    journal: Journal file of Optuna to write it to, instead.
+    values: What its trials minimise: measured, predicted, time-memory or time-cost; unless given,
+        measured where the plan spent probes, else predicted.
+    overwrite: Replace a study of that name.
+    """
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     try:

@@ -123,10 +123,10 @@ def _best(body: Mapping[str, Any]) -> str:
 
 
 def _line(body: Mapping[str, Any]) -> str:
-    what = {"asked": "probe", "told": "  ->", "stopped": "stopped:"}[body["event"]]
+    word = {"asked": "probe", "told": "  ->", "stopped": "stopped:"}[body["event"]]
     layout = f" {body['layout']}:" if body["layout"] else ""
     tail = f" ({_summary(body)})" if body["event"] == "told" else ""
-    return f"{what}{layout} {body['message']}{tail}"
+    return f"{word}{layout} {body['message']}{tail}"
 
 
 def failure_of(plan: Plan) -> str | None:

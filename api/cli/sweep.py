@@ -29,9 +29,6 @@ from planner.errors import fault
 from planner.units import counted
 
 app = typer.Typer(rich_markup_mode=None)
-File = Annotated[
-    str, typer.Argument(metavar="FILE", help="YAML or JSON of the sweep, - for stdin.")
-]
 Id = Annotated[
     str,
     typer.Argument(
@@ -42,17 +39,13 @@ Id = Annotated[
 
 @app.command()
 def run(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|SWEEP_ID",
-            autocompletion=complete_sweep,
-            help="A sweep's file, or the id of a stored one.",
-        ),
-    ],
+    file: Annotated[str, typer.Argument(metavar="FILE|SWEEP_ID", autocompletion=complete_sweep)],
     json: Json = False,
 ) -> None:
-    """Measure now and print the report; an interrupted run goes on where it stopped."""
+    """Measure now and print the report; an interrupted run goes on where it stopped.
+
+    file: A sweep's file, or the id of a stored one.
+    """
     wiring = wire()
     stored = file.startswith(f"{PREFIX}-") and not Path(file).exists()
     if stored:
@@ -78,8 +71,11 @@ def run(
 
 
 @app.command()
-def schedule(file: File, json: Json = False) -> None:
-    """Store a sweep with a `schedule`; `planner-cli worker` and the service run it from then on."""
+def schedule(file: Annotated[str, typer.Argument(metavar="FILE")], json: Json = False) -> None:
+    """Store a sweep with a `schedule`; `planner-cli worker` and the service run it from then on.
+
+    file: YAML or JSON of the sweep, - for stdin.
+    """
     values = read_mapping_file(file, "FILE", "sweep.")
     if values.get("schedule") is None:
         remedy = 'add schedule: "0 2 * * *", or use `sweep run`'
@@ -141,12 +137,12 @@ def cancel(sweep_id: Id, json: Json = False) -> None:
 
 @app.command()
 def hosts(
-    release: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Let this host in again first.")
-    ] = None,
-    json: Json = False,
+    release: Annotated[str | None, typer.Option(metavar="HOST")] = None, json: Json = False
 ) -> None:
-    """Hosts that runs found bad and that none uses for a day, with the evidence."""
+    """Hosts that runs found bad and that none uses for a day, with the evidence.
+
+    release: Let this host in again first.
+    """
     wiring = wire()
     if release is not None:
         pools = wiring.quarantine.release(release, asker().name)

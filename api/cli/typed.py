@@ -16,7 +16,7 @@ from planner.samplers import SAMPLERS
 from planner.trainers.registry import TRAINERS
 from planner.units import parse_tokens
 
-Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
+Json = Annotated[bool, typer.Option(help="Machine output on stdout alone.")]
 Limit = Annotated[int, typer.Option(help="At most so many, newest first.")]
 Cursor = Annotated[str | None, typer.Option(help="Where the page before ended.")]
 MOST_OFFERED = 20  # ids at once

@@ -1,4 +1,4 @@
-"""`planner-cli worker`: runs what is queued and what comes due, until it is stopped."""
+"""`planner-cli worker`: runs queued and due work, until it is stopped."""
 
 import signal
 import threading
@@ -14,14 +14,16 @@ from planner.api.wiring import wire
 
 
 def command(
-    tasks: Annotated[int, typer.Option(min=1, help="Studies and sweep runs at once.")] = 1,
-    probes: Annotated[int, typer.Option(min=0, help="Queued probes at once.")] = 1,
-    once: Annotated[
-        bool, typer.Option("--once", help="Leave when nothing is queued or due.")
-    ] = False,
+    tasks: Annotated[int, typer.Option(min=1)] = 1,
+    probes: Annotated[int, typer.Option(min=0)] = 1,
+    once: bool = False,
 ) -> None:
     """Run probes, studies and sweeps from the database; sweeps start when their schedule says.
     Stops gently on SIGTERM and Ctrl-C.
+
+    tasks: Studies and sweep runs at once.
+    probes: Queued probes at once.
+    once: Leave when nothing is queued or due.
     """
     wiring = wire()
     set_up(wiring.settings.log_format, wiring.settings.log_level)

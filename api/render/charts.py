@@ -1,4 +1,4 @@
-"""Charts of what the database holds."""
+"""Charts of stored sweeps and studies."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -50,7 +50,7 @@ def bullets(lines: list[str], mark: str = "-", style: str = "") -> Table:
 
 
 def violation_line(violation: Violation) -> str:
-    """One reason why a layout cannot run; a flag without a value stands alone."""
+    """One reason why a layout cannot run; a flag has no value."""
     value = "" if violation.value is None else f"={violation.value}"
     return f"{violation.field}{value}: {violation.rule}; {violation.remedy}"
 
@@ -75,8 +75,8 @@ def memory_section(estimate: Estimate, width: int, *, letters: bool) -> list[Ren
 def time_section(
     estimate: Estimate, width: int, *, letters: bool, overhead: bool = True, beside: str = ""
 ) -> list[RenderableType]:
-    """The bar of one step. overhead: whether to say in words what costs most beside compute.
-    beside: what to add to its heading.
+    """The bar of one step. overhead: whether to name the largest cost beside compute.
+    beside: words behind its heading.
     """
     if estimate.time is None or estimate.step_seconds is None:
         return []

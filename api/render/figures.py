@@ -11,7 +11,7 @@ NONE = "-"
 
 
 def rate(value: float | None) -> str:
-    """Tokens a second: three or more significant digits, thousands apart."""
+    """Tokens a second: three or more significant digits, grouped by thousands."""
     if value is None:
         return NONE
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -146,7 +146,7 @@ class ModelSpec(Mixers):
     sliding_mask: tuple[StrictBool, ...] = ()
 
     def __hash__(self) -> int:
-        """Hash of the shapes alone, for speed: caches of work and memory ask for it often.
+        """Hash of only the shapes, for speed: caches of work and memory ask for it often.
 
         Models that differ only elsewhere share a hash but are not equal.
         """

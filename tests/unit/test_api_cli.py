@@ -28,7 +28,7 @@ from tests.unit.conftest import Say
 
 
 def flags(**given: Any) -> dict[str, Any]:
-    return job_of_flags(**{"training": {}, "search": {}, **given})
+    return job_of_flags(given)
 
 
 def written(path: Path, text: str) -> Path:
@@ -41,8 +41,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         "model: a\ncluster: {gpu: x, num_gpus: 8, power_limit: 500 W}\ntraining: {seq_len: "
         "1}\nsearch: {fix: {tp: 1, cp: 2}}\n"
     )
-    own = {"training": {"seq_len": 2, "trainer": None}, "search": {"seed": 0}, "fix": ["tp=8"]}
-    own["allow"] = ["ac=full,none"]
+    own = {"seq_len": 2, "trainer": None, "seed": 0, "fix": ["tp=8"], "allow": ["ac=full,none"]}
     job = written(tmp_path / "job.yaml", text)
     assert flags(job=str(job), model="b", num_gpus="16", **own) == {
         "model": "b",
@@ -63,11 +62,8 @@ def test_a_named_cluster_can_be_resized_or_read_from_a_file(tmp_path: Path) -> N
 
 
 def test_what_a_whole_run_costs_has_flags() -> None:
-    values = flags(
-        cluster="h100-256",
-        price_per_gpu_hour=1.5,
-        training={"total_tokens": "15T", "checkpoint": parse_checkpoint("500:sync")},
-    )
+    run = {"total_tokens": "15T", "checkpoint": "500:sync"}
+    values = flags(cluster="h100-256", price_per_gpu_hour=1.5, **run)
     assert (values["cluster"]["price_per_gpu_hour"], values["cluster"]["num_gpus"]) == (1.5, 256)
     saving = {"interval_steps": 500, "mode": "sync"}
     assert values["training"] == {"total_tokens": "15T", "checkpoint": saving}
