@@ -21,7 +21,6 @@ from planner.export import export
 from planner.export.base import Export
 from planner.intake.jobs import JobReader
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.plan import Plan
@@ -81,9 +80,8 @@ def plan_on_paper(values: object, calibration: Calibration | None) -> Plan:
 
     Raises SpecError, InfeasibleError.
     """
-    job = parse_job(values, allow_files=False)
-    ports = Ports(clock=SystemClock(), ids=TimeOrderedIds())
-    return recommend(job, ports=ports, calibration=calibration)
+    job, plan_id = parse_job(values, allow_files=False), TimeOrderedIds().new_id("plan")
+    return recommend(job, now=SystemClock().now, calibration=calibration, plan_id=plan_id)
 
 
 def known_plan(wiring: Wiring, question: PaperQuestion) -> Plan | None:
@@ -94,8 +92,7 @@ def known_plan(wiring: Wiring, question: PaperQuestion) -> Plan | None:
 
 def renamed(wiring: Wiring, question: PaperQuestion, plan: Plan) -> Plan:
     """Copies a plan with a new id, the current time and this request's job."""
-    ports = wiring.ports
-    own = {"id": ports.ids.new_id("plan"), "created_at": ports.clock.now().isoformat()}
+    own = {"id": wiring.ids.new_id("plan"), "created_at": wiring.clock.now().isoformat()}
     return plan.model_copy(update={**own, "job": question.job.request})
 
 
@@ -104,7 +101,11 @@ def answer_on_paper(
 ) -> Plan:
     """Plans a job, or returns at once what this process answered before. Raises InfeasibleError."""
     return known_plan(wiring, question) or recommend(
-        question.job, ports=wiring.ports, progress=progress, calibration=question.calibration
+        question.job,
+        now=wiring.clock.now,
+        progress=progress,
+        calibration=question.calibration,
+        plan_id=wiring.ids.new_id("plan"),
     )
 
 

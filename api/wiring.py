@@ -23,7 +23,6 @@ from planner.api.storage.tasks import SqlProbeStore, SqlTaskStore
 from planner.api.turns import Turns
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.pipeline.recently_used import RecentlyUsed
-from planner.ports import Clock, IdFactory, Ports
 from planner.probes.launch import LaunchSettings
 from planner.probes.pools import open_pool
 from planner.probes.pools.protocol import Pool, PoolSettings
@@ -54,12 +53,8 @@ class Wiring:
     """Everything outside the planner, made when first asked for."""
 
     settings: Settings
-    clock: Clock
-    ids: IdFactory
-
-    @property
-    def ports(self) -> Ports:
-        return Ports(clock=self.clock, ids=self.ids)
+    clock: SystemClock
+    ids: TimeOrderedIds
 
     @cached_property
     def answered(self) -> RecentlyUsed[Question, Plan]:

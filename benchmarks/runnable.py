@@ -32,7 +32,6 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import Context, violations
 from planner.rules.features import peer_gpus, scale_up_gpus
 from planner.rules.precisions import gpu_precisions
@@ -212,22 +211,12 @@ def _exported(one: Combination, context: Context, layouts: int, tally: Tally) ->
     return len(found)
 
 
-class _Clock:
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class _Ids:
-    def new_id(self, kind: str) -> str:
-        return f"{kind}-0"
-
-
 def plan(one: Combination) -> Tally:
     """A whole search, with every ranked layout exported."""
     tally, key = Tally(), f"{one.trainer} {one.version}"
     job = read_job({**one.job(), "search": {"top_k": 10}})
     try:
-        found = recommend(job, ports=Ports(clock=_Clock(), ids=_Ids()))
+        found = recommend(job, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
     except UnsupportedError:
         tally.plans[f"{key}: refused"] += 1
         return tally

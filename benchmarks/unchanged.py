@@ -29,7 +29,6 @@ from planner.estimates import estimate_job
 from planner.export import export
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 
 PUBLIC = Path(__file__).parent / "measured" / "public.jsonl"
 DIGITS, STUDIES = 12, 8
@@ -164,16 +163,6 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-class Fixed:
-    """A clock and a source of ids whose answers never change."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-0"
-
-
 def as_job(case: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": case["model"],
@@ -235,7 +224,7 @@ def plans() -> tuple[dict[str, Any], dict[str, Any]]:
     found, exported = {}, {}
     for name, case in JOBS.items():
         job = read_job(as_job(case))
-        plan = recommend(job, ports=Ports(clock=Fixed(), ids=Fixed()))
+        plan = recommend(job, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
         first = plan.ranked[0]
         found[name] = {
             "ranked": [

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planner.charts import table
@@ -16,7 +17,6 @@ from planner.estimates import estimate_job
 from planner.estimates import estimate_jobs as priced
 from planner.intake.current import complete
 from planner.intake.jobs import JobReader
-from planner.ports import Ports
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
@@ -57,7 +57,9 @@ def recommend(
     from planner.plan.recommend import recommend as planned
 
     asked = _job(job, model=model, cluster=cluster, training=training, layout=layout, search=search)
-    return planned(asked, ports=Ports(clock=_Clock(), ids=_Named(asked)), progress=progress)
+    text = json.dumps(asked.request, sort_keys=True, default=str)
+    plan_id = f"plan-{hashlib.sha256(text.encode()).hexdigest()[:12]}"  # equal jobs have equal ids
+    return planned(asked, now=partial(datetime.now, UTC), progress=progress, plan_id=plan_id)
 
 
 def estimate(
@@ -194,19 +196,3 @@ def _as_written(value: object) -> object:
     if isinstance(value, Layout | TrainingSpec):
         return value.model_dump(mode="json", exclude_unset=True)
     return value
-
-
-class _Clock:
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-
-class _Named:
-    """Ids by job: equal jobs have equal ids."""
-
-    def __init__(self, job: Job) -> None:
-        text = json.dumps(job.request, sort_keys=True, default=str)
-        self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-{self.digest}"

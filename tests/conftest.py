@@ -22,7 +22,6 @@ from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -275,11 +274,7 @@ class Fixed:
         return f"{prefix}-{self.count}"
 
 
-def fixed_ports() -> Any:
-    from planner.ports import Ports
-
-    fixed = Fixed()
-    return Ports(clock=fixed, ids=fixed)
+fixed_now = Fixed().now
 
 
 def engine_of(url: str, *limits: Any) -> Engine:
@@ -295,11 +290,9 @@ def plan() -> Any:
     from planner.api.wiring import SystemClock
     from planner.intake.jobs import read_job
     from planner.plan.recommend import recommend
-    from planner.ports import Ports
 
-    ids: Any = SimpleNamespace(new_id=lambda prefix: f"{prefix}-of-the-tests")
     asked = read_job({**JOB, "search": {"top_k": 3}})
-    return recommend(asked, ports=Ports(clock=SystemClock(), ids=ids))
+    return recommend(asked, now=SystemClock().now, plan_id="plan-of-the-tests")
 
 
 def _programs() -> Path | None:

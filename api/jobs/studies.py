@@ -129,7 +129,7 @@ def _plan(probes: StudyProbes) -> Plan:
     counted_here = {one.id for one in known}
     plan = recommend(
         job,
-        ports=wiring.ports,
+        now=wiring.clock.now,
         progress=probes.observer.on_message,
         calibration=calibration_for_study(
             wiring, job, counted_here, record.asked_by or "", until=record.started_at

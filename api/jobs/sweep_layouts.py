@@ -16,7 +16,6 @@ from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.errors import PlannerError
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import legal_mask
 from planner.rules.base import Context
 from planner.specs.job import Job
@@ -60,7 +59,7 @@ def items_of(
     spec: SweepSpec,
     job: Job,
     *,
-    ports: Ports,
+    now: Callable[[], datetime],
     calibration: Callable[[], Calibration | None],
     run_id: str,
 ) -> Iterator[Item]:
@@ -71,7 +70,7 @@ def items_of(
     measure, seen = spec.measure, set[Layout]()
     ranked: list[tuple[Layout, float | None, float]] = []
     if measure.top_k or measure.informative:
-        plan = recommend(job, ports=ports, calibration=calibration())
+        plan = recommend(job, now=now, calibration=calibration())
         ranked = [
             (entry.layout, entry.estimate.step_seconds, entry.estimate.time_sd)
             for entry in plan.ranked[:CANDIDATES]

@@ -151,7 +151,7 @@ class SweepRun:
             chosen = items_of(
                 self.spec,
                 job,
-                ports=self.wiring.ports,
+                now=self.wiring.clock.now,
                 calibration=lambda: learned(
                     self.wiring, job, run.asked_by or "", until=run.started_at
                 ),

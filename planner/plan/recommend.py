@@ -5,6 +5,7 @@ ones -> estimate, explain, export.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -20,7 +21,6 @@ from planner.plan.advice import beyond_balance, four_bits, overlapped, warnings_
 from planner.plan.considered import Fitting, considered, fitting_layouts
 from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.plan.together import Together
-from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import check_supported, fork_needed
 from planner.search.choice.ranking import (
@@ -64,22 +64,23 @@ SHOWN_REASONS = 18  # one for every field that a neighbour changes, and room for
 def recommend(
     job: Job,
     *,
-    ports: Ports,
+    now: Callable[[], datetime],
     progress: Progress | None = None,
     calibration: Calibration | None = None,
     probing: "Probing | None" = None,
-    plan_id: str | None = None,
+    plan_id: str = "plan",
 ) -> Plan:
     """The plan of a job.
 
+    now: the present, in UTC, with its time zone.
     calibration: fitted to measurements on the job's GPU; the shipped one unless given.
     probing: how to spend the job's probes at the winner's size; without it the plan is on paper.
-    plan_id: the id that the plan was promised under.
+    plan_id: the plan's id.
 
     Raises InfeasibleError when nothing fits, UnsupportedError when the trainer cannot run the job
     at all, SpecError for a request that cannot be searched.
     """
-    started = ports.clock.now()
+    started = now()
     say = progress or (lambda _: None)
     clusters = [job.cluster.with_num_gpus(count) for count in job.cluster.num_gpus_choices]
     check_supported(
@@ -114,14 +115,13 @@ def recommend(
             ranked = [PlanCandidate(at_size, row) for row in range(len(known))]
             ranking = after_probes(ranked)
     say("explaining the winner")
-    seconds = (ports.clock.now() - started).total_seconds()
-    plan = _plan(job, ports, sizes, fits, ranked, seconds)
+    plan = _plan(job, plan_id, started, now(), sizes, fits, ranked)
     preference = {
         "fastest_on_paper": fastest_on_paper(job, ranking),
         "rests_on": rests_on_nothing(job, ranking),
         "best_measured": best_measured(ranking),
     }
-    plan = plan.model_copy(update=preference | ({} if plan_id is None else {"id": plan_id}))
+    plan = plan.model_copy(update=preference)
     return plan if outcome is None else _with_measurements(plan, outcome, known)
 
 
@@ -203,11 +203,12 @@ def _options(sizes: list[OneSize], winner: PlanCandidate) -> list[SizeOption]:
 
 def _plan(
     job: Job,
-    ports: Ports,
+    plan_id: str,
+    started: datetime,
+    ended: datetime,
     sizes: list[OneSize],
     fitting: list[Fitting],
     ranked: list[PlanCandidate],
-    seconds: float,
 ) -> Plan:
     winner = ranked[0]
     with_candidates = [at_size for at_size in sizes if at_size.candidates]
@@ -232,14 +233,14 @@ def _plan(
         if at_size.pricer.cluster.num_gpus == num_gpus
     )
     return Plan(
-        id=ports.ids.new_id("plan"),
+        id=plan_id,
         job=job.request,
-        created_at=ports.clock.now().isoformat(),
+        created_at=ended.isoformat(),
         ranked=entries,
         pareto=_pareto(job, ranked, at_winner),
         rejected=dict(rejected(sizes).most_common()),
         nearest_miss=None,
-        searched=_searched(sizes, winner.at_size, seconds),
+        searched=_searched(sizes, winner.at_size, (ended - started).total_seconds()),
         versus_current=None if job.layout is None else _versus_current(job, winner, estimate),
         headline=_headline(entries, job.search.objective),
         warnings=[

@@ -11,7 +11,7 @@ import yaml
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_now
 
 CASES = yaml.safe_load((Path(__file__).parent / "experts.yaml").read_text(encoding="utf-8"))
 MOST_RISK = 0.01
@@ -19,7 +19,7 @@ MOST_RISK = 0.01
 
 def plan_of(job: dict[str, Any]) -> Plan:
     values = {**job, "search": {"top_k": 3, **job.get("search", {})}}
-    return recommend(read_job(values), ports=fixed_ports())
+    return recommend(read_job(values), now=fixed_now)
 
 
 def accepted(value: object, wanted: object) -> bool:

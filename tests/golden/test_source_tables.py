@@ -28,7 +28,7 @@ from planner.plan.recommend import recommend
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.plan import RankedLayout
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_now
 from tests.golden.rows import row
 from tests.golden.source_formulas import FORMULAS
 
@@ -139,7 +139,7 @@ def recommended(check: dict[str, Any]) -> float:
 
 def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
     search = {"top_k": 1, "fix": fix, "prefer": "fastest"}
-    return recommend(read_job({**job, "search": search}), ports=fixed_ports()).ranked[0]
+    return recommend(read_job({**job, "search": search}), now=fixed_now).ranked[0]
 
 
 def refused(check: dict[str, Any]) -> float:

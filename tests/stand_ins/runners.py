@@ -14,7 +14,6 @@ from pathlib import Path
 from planner.api.jobs.probes import enqueue, probe_of_job, run_all
 from planner.api.settings import Settings
 from planner.api.wiring import SystemClock, Wiring, wire
-from planner.ports import Clock
 from planner.probes.folder import RESULT
 from planner.probes.launch import Launcher, LaunchSettings, Watch, torchrun
 from planner.probes.pools.local import LocalPool, LocalSettings
@@ -49,7 +48,9 @@ def light_command(python: str, task: ProbeTask, program: Program, *, port: int) 
     return [*command, program.target, *program.arguments]
 
 
-def light_wiring(folder: Path, probes: Path, *, light: bool, clock: Clock | None = None) -> Wiring:
+def light_wiring(
+    folder: Path, probes: Path, *, light: bool, clock: SystemClock | None = None
+) -> Wiring:
     own = {"probe_folder": probes, "lease_folder": folder / "leases"}
     settings = Settings(database_url=f"sqlite:///{folder / 'planner.db'}", **own)
     made = LightWiring(settings=settings, clock=clock or SystemClock(), ids=wire(settings).ids)

@@ -26,7 +26,7 @@ from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_fam
 from planner.specs.job import Job
 from planner.specs.kernel_families import kernel_family, unknown_family
 from planner.trainers.registry import TRAINERS
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 
 NEW = {
     "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s",
@@ -123,7 +123,7 @@ def test_its_estimate_is_extrapolated_warns_and_is_unsure():
 
 def test_a_plan_warns_too():
     asked = read_job({**job(NEW).request, "layout": None})
-    plan = recommend(asked, ports=fixed_ports())
+    plan = recommend(asked, now=fixed_now)
     assert any("no family is given" in text for text in plan.warnings)
 
 

@@ -19,7 +19,7 @@ from planner.study.measured_search import Probing, with_measurement
 from planner.study.records import Record
 from planner.study.study import BROKEN
 from planner.units import times_as_fast
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 from tests.e2e.probe_jobs import TINY
 
 REQUEST: dict[str, Any] = {
@@ -37,7 +37,7 @@ def measurement(layout: Layout, name: str, **numbers: Any) -> Measurement:
 
 def planned(request: dict[str, Any] = REQUEST, **probing: Any) -> Plan:
     how = Probing(num_devices=2, **probing) if probing else None
-    return recommend(read_job(request), ports=fixed_ports(), probing=how)
+    return recommend(read_job(request), now=fixed_now, probing=how)
 
 
 class Pool:

@@ -16,14 +16,14 @@ from planner.search.infeasible.near_batch import NEAR, TRIED, WORTH, nearby
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 
 WORDS = "global_batch_size "
 
 
 def plan_of(batch: int, **search: object) -> Plan:
     job = job_values("llama3-8b", "h100-sxm-80gb", 64, 8192, batch, search={"top_k": 2, **search})
-    return recommend(read_job(job), ports=fixed_ports())
+    return recommend(read_job(job), now=fixed_now)
 
 
 def hints(plan: Plan) -> list[str]:
@@ -77,7 +77,7 @@ def test_the_nearest_of_the_best_is_named_if_it_is_worth_it(
 def test_a_plainer_layout_at_the_same_speed_is_worth_a_word() -> None:
     """64 sequences on 24 GPUs need a pipeline; 72 do with FSDP."""
     values = job_values("llama3.1-8b", "h100-sxm-80gb", 24, 8192, 64, search={"top_k": 1})
-    plan = recommend(read_job(values), ports=fixed_ports())
+    plan = recommend(read_job(values), now=fixed_now)
     assert plan.ranked[0].layout.pp == 3
     (hint,) = hints(plan)
     assert hint.startswith("global_batch_size 72 instead of 64 would be at least 1.")

@@ -21,14 +21,14 @@ from planner.specs.current import CurrentSpec
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 
 CASES = Path(__file__).parents[1] / "cases"
 PARTS = ("tp", "cp", "pp", "ep")
 
 
 def planned(*values: object, **more: object) -> Plan:
-    return recommend(read_job(job_values(*values, **more)), ports=fixed_ports())
+    return recommend(read_job(job_values(*values, **more)), now=fixed_now)
 
 
 def context(*values: object, **more: object) -> Context:

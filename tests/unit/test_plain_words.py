@@ -16,7 +16,7 @@ from planner.specs.estimate import Estimate
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.layout import in_words
 from planner.specs.plan_comparisons import SensitivityStep
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 
 H100 = "h100-sxm-80gb"
 
@@ -74,7 +74,7 @@ def test_the_objective_cost_shows_prices() -> None:
     """A table of prices, and number 2 against number 1 in money."""
     cheap = {"objective": "cost", "top_k": 2, "fix": {"tp": 1, "cp": 1, "pp": 1}}
     values = job_values("llama3-8b", H100, 8, 8192, 64, search=cheap, layout={"ac": "full"})
-    plan = recommend(read_job(values), ports=fixed_ports())
+    plan = recommend(read_job(values), now=fixed_now)
     table = as_text(ranked_table(plan, 110), 110)
     assert "price" in table.splitlines()[0]
     first, second = (f"${one.run.cost:,.0f}" for one in plan.ranked if one.run is not None)

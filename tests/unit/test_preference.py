@@ -18,7 +18,7 @@ from planner.plan.recommend import recommend
 from planner.search.choice import preference
 from planner.search.choice.preference import RISK, UNPROVEN, WORTH, Weighed, spread_within_stack
 from planner.specs.plan import Plan
-from tests.conftest import ROOT, UNMEASURED_JOB, fixed_ports, job_values
+from tests.conftest import ROOT, UNMEASURED_JOB, fixed_now, job_values
 from tests.pricing import rows as batch_of
 
 NODE = read_job(job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64))
@@ -231,7 +231,7 @@ def plan_of(*, calibration: Calibration = ALL_BUT_BUDGETS, **search: object) -> 
     given = search.pop("fix", {})
     fix = {**UNMEASURED_JOB["search"]["fix"], **given}
     job = read_job({**UNMEASURED_JOB, "search": {**search, "fix": fix}})
-    return recommend(job, ports=fixed_ports(), calibration=calibration)
+    return recommend(job, now=fixed_now, calibration=calibration)
 
 
 @pytest.mark.slow
@@ -298,5 +298,5 @@ def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
 @pytest.mark.parametrize(("search", "named"), [({}, False), ({"allow": {"tp": [1, 2]}}, True)])
 def test_reasons_name_changes_that_are_searched(search: dict[str, object], named: bool) -> None:
     job = job_values("llama3.2-1b", "h100-sxm-80gb", 8, 2048, 64, trainer="fsdp", search=search)
-    plan = recommend(read_job(job), ports=fixed_ports())
+    plan = recommend(read_job(job), now=fixed_now)
     assert any(line.startswith("tp 2 instead of 1") for line in plan.ranked[0].reasons) == named

@@ -18,7 +18,7 @@ from planner.study.evaluations import Proposal
 from planner.study.isolating import isolating
 from planner.study.measured_search import Probing
 from planner.trainers.registry import resolve_layout
-from tests.conftest import UNMEASURED_JOB, fixed_ports
+from tests.conftest import UNMEASURED_JOB, fixed_now
 
 SEARCH = {**UNMEASURED_JOB["search"], "top_k": 3, "prefer": "simplest"}
 REQUEST = {**UNMEASURED_JOB, "search": SEARCH}
@@ -63,7 +63,7 @@ class Pool:
         probe = {"max_probes": max_probes, "max_gpu_seconds": 1e9}
         job = read_job({**REQUEST, "search": {**SEARCH, **search}, "probe": probe})
         probing = Probing(measure=self.measure, num_devices=8)
-        return recommend(job, ports=fixed_ports(), calibration=CALIBRATION, probing=probing)
+        return recommend(job, now=fixed_now, calibration=CALIBRATION, probing=probing)
 
 
 def has_budget(one: Proposal | RankedLayout) -> bool:

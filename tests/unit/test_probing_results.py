@@ -18,7 +18,7 @@ from planner.study.records import EMULATED_SD, RUN_SD, noise_variance
 from planner.study.samplers import Pick
 from planner.study.study import BROKEN, ProbeStudy
 from planner.study.trials import MEMORY_CONSTRAINT
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_now
 from tests.unit import probing_cases
 from tests.unit.probing_cases import Machine, failed, measurement, play, settings, small, told_of
 
@@ -196,7 +196,7 @@ def test_one_run_64_times_its_prediction_reorders_nothing_and_is_run_again_first
 
 
 def test_rows_that_measurements_moved_or_did_not_say_so(study: ProbeStudy) -> None:
-    plan = recommend(probing_cases.JOB, ports=fixed_ports())
+    plan = recommend(probing_cases.JOB, now=fixed_now)
     best, other = plan.ranked[:2]
     study.knowledge.observe(0, told_of(0, "probed", float(np.exp(small().prior.log_seconds[0]))))
     first, *rest = outcome(study, "asked to stop").ranked

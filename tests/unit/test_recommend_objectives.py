@@ -16,7 +16,7 @@ from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.search.choice.preference import spread_within_stack
 from planner.specs.plan import Plan
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 from tests.pricing import pricer_of
 
 FRAGILE = {"mtbf_gpu_hours": 40}
@@ -27,7 +27,7 @@ NARROW = {"allow": {"precision": ["bf16"]}, "fix": {"compile": True, "cp": 1, "p
 def plan_of(objective: str, num_gpus: Any = "8..32", prefer: str = "simplest", **more: Any) -> Plan:
     search = {"top_k": 6, "objective": objective, "prefer": prefer, **NARROW}
     job = job_values("llama3-8b", "h100-sxm-80gb", num_gpus, 8192, 64, search=search)
-    return recommend(read_job({**job, "cluster": job["cluster"] | more}), ports=fixed_ports())
+    return recommend(read_job({**job, "cluster": job["cluster"] | more}), now=fixed_now)
 
 
 @pytest.fixture(scope="module")

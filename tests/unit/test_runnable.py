@@ -17,7 +17,7 @@ from planner.rules.support import obstacles, trainers_that_can
 from planner.search.one_size import search_size
 from planner.specs.job import Job
 from planner.specs.plan import Plan
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 from tests.golden.rows import published
 
 
@@ -29,7 +29,7 @@ def job(
 
 
 def plan(asked: Job) -> Plan:
-    return recommend(asked, ports=fixed_ports())
+    return recommend(asked, now=fixed_now)
 
 
 def context(asked: Job) -> Context:

@@ -32,7 +32,7 @@ from planner.search.variations.floors import with_budget
 from planner.search.variations.sensitivity import steps_in
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports, job_values, one_fast, slow
+from tests.conftest import fixed_now, job_values, one_fast, slow
 from tests.pricing import priced_space, pricer_of
 
 NUM_JOBS, TOP = 20, 10
@@ -44,7 +44,7 @@ def plan_of(**changes: Any) -> Plan:
     for key, value in changes.items():
         inner = isinstance(value, dict) and key in ("cluster", "training")
         job[key] = {**job[key], **value} if inner else value
-    return recommend(read_job(job), ports=fixed_ports())
+    return recommend(read_job(job), now=fixed_now)
 
 
 @lru_cache(maxsize=NUM_JOBS)

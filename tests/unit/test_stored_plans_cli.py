@@ -14,7 +14,7 @@ from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
-from tests.conftest import JOB, fixed_ports
+from tests.conftest import JOB, fixed_now
 from tests.stand_ins.records import PLAN_JOB, task_record
 from tests.unit.conftest import Say
 
@@ -116,7 +116,7 @@ def test_a_ranked_layout_is_priced_as_the_plan_did(told: Told, plan: Plan) -> No
 
 def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wiring: Wiring) -> None:
     asked = read_job({**JOB, "search": {"top_k": 1, "fix": {"pp": 2}}})
-    piped = recommend(asked, ports=fixed_ports())
+    piped = recommend(asked, now=fixed_now)
     wiring.store.save_plan(piped.model_copy(update={"id": "plan-1ddd"}), PLAN_JOB)
     simulated = told("simulate", "--plan", "1d", "--rank", "1")
     seconds = piped.ranked[0].estimate.step_seconds

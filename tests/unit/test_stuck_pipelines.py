@@ -12,7 +12,7 @@ from planner.cost.pipeline.order_parts import RankColumns
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.trainers.transports import Transport
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 from tests.pricing import H100
 
 
@@ -36,7 +36,7 @@ def four_ranks_wait_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("four_ranks_wait_for_good")
 def test_a_plan_goes_on_without_it() -> None:
-    plan = recommend(read_job(job(search={"allow": {"pp": [2, 4]}})), ports=fixed_ports())
+    plan = recommend(read_job(job(search={"allow": {"pp": [2, 4]}})), now=fixed_now)
     assert {entry.layout.pp for entry in plan.ranked} == {2}
     assert any("wait for each other" in text for text in plan.warnings)
     steps = [entry.estimate.step_seconds for entry in plan.ranked]

@@ -30,7 +30,7 @@ from planner.search.variations import dials
 from planner.search.variations.budgets import simple
 from planner.search.variations.dials import DialSearch, Turned, turned
 from planner.specs.layout import Layout, parse_ac
-from tests.conftest import fixed_ports, job_values, one_fast
+from tests.conftest import fixed_now, job_values, one_fast
 from tests.pricing import priced_space, pricer_of
 
 GPU = "h100-sxm-80gb"
@@ -57,7 +57,7 @@ FIXES: tuple[dict[str, Any], ...] = (
 
 def winner(name: str, fix: dict[str, Any]) -> Layout:
     job = read_job({**JOBS[name], "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}})
-    return recommend(job, ports=fixed_ports()).ranked[0].layout
+    return recommend(job, now=fixed_now).ranked[0].layout
 
 
 def prepared(name: str) -> tuple[Pricer, Space]:

@@ -6,14 +6,14 @@ from planner.rules import Context
 from planner.search.variations.neighbours import simpler_twins
 from planner.specs.job import SearchSpec
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 
 JOB = job_values("qwen2-7b", "a100-sxm-40gb", 16, 4096, 32, trainer="megatron")
 
 
 def test_number_1_goes_without_sequence_parallelism_for_more_than_half_a_percent() -> None:
     """Its twin was lost before points were counted, for 0.4%."""
-    plan = recommend(read_job({**JOB, "search": {"top_k": 3}}), ports=fixed_ports())
+    plan = recommend(read_job({**JOB, "search": {"top_k": 3}}), now=fixed_now)
     first = plan.ranked[0].layout
     assert first.tp > 1
     assert first.sequence_parallel

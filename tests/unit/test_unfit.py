@@ -12,7 +12,7 @@ from planner.rules import violations
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
-from tests.conftest import fixed_ports, job_values
+from tests.conftest import fixed_now, job_values
 from tests.pricing import pricer_of
 
 SMALL = {"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"}
@@ -25,7 +25,7 @@ def job_of(**changes: Any) -> Job:
 
 
 def plan_of(**changes: Any) -> Plan:
-    return recommend(job_of(**changes), ports=fixed_ports())
+    return recommend(job_of(**changes), now=fixed_now)
 
 
 @pytest.mark.parametrize(("search", "field", "words"), [
