@@ -1,7 +1,6 @@
 """`Registry`: the named entries of one extension point, in the order in which they were added."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from planner.errors import UnknownNameError
 
@@ -16,7 +15,7 @@ class RegistryEntry(Protocol):
 Entry = TypeVar("Entry", bound=RegistryEntry)
 
 
-class Registry(Mapping[str, Entry], Generic[Entry]):
+class Registry(dict[str, Entry]):
     """Entries by name. Columns of layouts store an entry's index, which is its place in `names`.
 
     kind, field: what an entry is and the request's field that names it, for error messages.
@@ -25,45 +24,28 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __init__(self, *entries: Entry, kind: str, field: str) -> None:
         self._kind, self._field = kind, field
-        self._entries: list[Entry] = []
-        self._names: list[str] = []
+        self.names: list[str] = []
         for entry in entries:
             self.add(entry)
 
-    @property
-    def names(self) -> Sequence[str]:
-        return self._names
-
     def add(self, entry: Entry) -> None:
         """Add an entry at the end. Raises ValueError where the name is taken."""
-        if entry.name in self._names:
+        if entry.name in self:
             raise ValueError(f"there is a {self._kind} {entry.name} already; choose another name")
-        self._entries.append(entry)
-        self._names.append(entry.name)
+        self[entry.name] = entry
+        self.names.append(entry.name)
 
     def remove(self, name: str) -> None:
         """Remove an entry. Codes of later entries change, so do this only between jobs."""
-        index = self._names.index(name)
-        del self._entries[index], self._names[index]
+        del self[name]
+        self.names.remove(name)
 
     def find(self, name: str) -> Entry:
         """The entry of this name. Raises UnknownNameError with the closest names."""
-        if name not in self._names:
-            raise UnknownNameError(self._field, name, self._names, self._kind)
+        if name not in self:
+            raise UnknownNameError(self._field, name, self.names, self._kind)
         return self[name]
 
     def of_code(self, code: int) -> Entry:
         """The entry whose index a column of layouts stores."""
-        return self._entries[code]
-
-    def __getitem__(self, name: str) -> Entry:
-        try:
-            return self._entries[self._names.index(name)]
-        except ValueError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return self[self.names[code]]
