@@ -32,7 +32,6 @@ from planner.cost.machine.device import Device
 from planner.cost.machine.profile import KernelProfile, Profile, kernel_profile
 from planner.intake.machines import load_gpu, read_cluster
 from planner.precision import PRECISIONS
-from planner.specs.kernel_families import kernel_family
 
 MEASURED = pathlib.Path(__file__).parent / "measured"
 MICRO, CUDNN = MEASURED / "micro.csv", MEASURED / "cudnn.csv"
@@ -177,7 +176,7 @@ def attentions(path: pathlib.Path = MICRO) -> list[Attentions]:
         few = sizes.get("head_num", 64) < 32
         if narrow or few or "causal=False" in text or what not in (*ATTENTION, CAUSAL):
             continue
-        prefill = (PREFILL[kernel_family(load_gpu(gpu))], "forward", 1.0)
+        prefill = (PREFILL[load_gpu(gpu).kernel_family], "forward", 1.0)
         generation, direction, share = ATTENTION.get(what, prefill)
         context = sizes.get("s", sizes.get("seq_len", 0.0))
         rate = float(row["value"]) * 1e12 * share
@@ -254,7 +253,7 @@ def gemms_by_family(path: pathlib.Path = MICRO) -> Mapping[tuple[str, str], list
     """
     found: dict[tuple[str, str], list[Gemms]] = {}
     for one in gemms(path):
-        found.setdefault((kernel_family(load_gpu(one.gpu)), one.precision), []).append(one)
+        found.setdefault((load_gpu(one.gpu).kernel_family, one.precision), []).append(one)
     return found
 
 
@@ -264,7 +263,7 @@ def attention_by_generation(
     """Published attention by (family, generation)."""
     found: dict[tuple[str, str], list[Attentions]] = {}
     for one in attentions(path):
-        found.setdefault((kernel_family(load_gpu(one.gpu)), one.generation), []).append(one)
+        found.setdefault((load_gpu(one.gpu).kernel_family, one.generation), []).append(one)
     return found
 
 

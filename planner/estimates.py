@@ -46,7 +46,6 @@ from planner.specs.estimate import (
 )
 from planner.specs.estimate_parts import MEMORY_PARTS
 from planner.specs.job import Job
-from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import CUDA_GRAPHS
@@ -306,7 +305,7 @@ class _Columns:
         self.memory_parts = self.prices.memory.parts()
         self.basis = basis(pricer.calibration, pricer, batch)
         self.memory_basis = memory_basis(pricer.calibration, code_of(pricer.training))
-        notes = (training_release(training).note, unknown_family(cluster.gpu), self._stale())
+        notes = (training_release(training).note, cluster.gpu.unknown_family, self._stale())
         self.warnings = [text for text in (*notes, *_unpriced(pricer.model)) if text]
         self.busiest_load = (
             busiest_load(batch, pricer.model, pricer.training) if pricer.model.is_moe else None

@@ -15,7 +15,7 @@ from planner.calibration.mechanisms import MECHANISMS, Mechanism, Setting, used_
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.specs.estimate import Basis
-from planner.specs.gpu_families import is_known_family
+from planner.specs.gpu_families import KERNEL_ROWS
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.trainers.registry import code_of
@@ -74,7 +74,7 @@ def basis(
     """
     trainer, family = code_of(setting.training), setting.cluster.gpu.family
     stands = _stands(calibration.seen, trainer, family)
-    if not is_known_family(family):
+    if family not in KERNEL_ROWS:
         stands = {
             name: "calibrated" if kind == "calibrated" else "extrapolated"
             for name, kind in stands.items()

@@ -12,7 +12,7 @@ from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.specs.gpu import GpuSpec
-from planner.specs.gpu_families import is_known_family
+from planner.specs.gpu_families import KERNEL_ROWS
 from planner.trainers.registry import TRAINERS
 
 # Products of one family against each other under one trainer: B200 and GB200 deviate by 0.03 from
@@ -53,4 +53,4 @@ def unmeasured_gpu_sd(calibration: Calibration, gpu: GpuSpec) -> float:
     (`cost.machine.knobs.rates_sd`), which is larger.
     """
     measured = any(name == measured_gpu(gpu) for _, _, name in calibration.seen)
-    return 0.0 if measured or not is_known_family(gpu.family) else UNMEASURED_GPU_SD
+    return 0.0 if measured or gpu.family not in KERNEL_ROWS else UNMEASURED_GPU_SD

@@ -141,7 +141,7 @@ class Precision:
     transformer_engine: Transformer Engine's (the Megatron family); None where it has none, and an
         estimate of what no trainer runs takes torchao's numbers.
     needs: dtypes whose peak a GPU must have.
-    kernel_rows: rows of the kernel profiles (`specs.kernel_families`) that have kernels for it;
+    kernel_rows: rows of the kernel profiles (`specs.gpu_families`) that have kernels for it;
         None for all.
     vendors: whose GPUs have kernels for it; None for all.
     titan_converters, titan_expert_converters: TorchTitan's converter by line of releases.

@@ -5,7 +5,6 @@ import numpy as np
 from planner.columns import BoolColumn, IntColumn
 from planner.precision import PRECISIONS, Recipe, bf16_tail
 from planner.rules.base import Context, Rule, choices, in_set, under
-from planner.specs.kernel_families import kernel_family
 from planner.specs.layout import DTYPES, Layout
 from planner.work.quantised import local_shape, low_share, products
 
@@ -19,7 +18,7 @@ _TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 def gpu_precisions(c: Context) -> tuple[str, ...]:
     """Precisions that the GPU has units for and the libraries have kernels for."""
     gpu = c.cluster.gpu
-    row = kernel_family(gpu)
+    row = gpu.kernel_family
     return tuple(
         precision.name
         for precision in PRECISIONS.values()

@@ -13,7 +13,6 @@ from planner.errors import UnsupportedError
 from planner.rules.base import Context, choices
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Violation
-from planner.specs.kernel_families import kernel_family
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.attention import AMD, TENSOR_CORES, library
@@ -211,7 +210,7 @@ def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str,
     if (
         gpu.vendor != STAND_IN
         and kernel in NEEDS_FAMILY
-        and kernel_family(gpu) not in NEEDS_FAMILY[kernel]
+        and gpu.kernel_family not in NEEDS_FAMILY[kernel]
     ):
         rule = f"{kernel} attention has no kernels for {gpu.name}"
         yield field, kernel, rule, remedy

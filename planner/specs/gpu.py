@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, AliasGenerator, BeforeValidator, Field, model_validator
 
-from planner.specs.gpu_families import SILICON, VENDORS
+from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, SILICON, STAND_INS, VENDORS
 from planner.specs.validation import Name, Value
 from planner.units import (
     EXAMPLES,
@@ -226,6 +226,40 @@ class GpuSpec(Typed):
         """FLOP/s of bf16, or of fp16 on a GPU without bf16."""
         peaks = self.peak_flops_per_second
         return peaks.get("bf16") or peaks.get("fp16")
+
+    @property
+    def kernel_family(self) -> str:
+        """The row of `cost.profile.KERNELS` that prices this GPU.
+
+        An unknown family gets the row whose name it continues ("cdna5"), else the vendor's newest
+        with the same units.
+        """
+        if self.family in KERNEL_ROWS:
+            return KERNEL_ROWS[self.family]
+        continued = [row for row in KERNEL_ROWS.values() if self.family.startswith(row)]
+        fitting = (
+            row
+            for dtype, row in STAND_INS[self.vendor]
+            if not dtype or dtype in self.peak_flops_per_second
+        )
+        return continued[0] if continued else next(fitting)
+
+    @property
+    def unknown_family(self) -> str:
+        """The warning for a GPU of an unknown family; empty for a known one."""
+        if self.family in KERNEL_ROWS:
+            return ""
+        named = f"family {self.family!r} of GPU {self.name} is unknown"
+        if self.family == type(self).model_fields["family"].default:
+            named = f"no family is given for GPU {self.name}"
+        if "vendor" not in self.model_fields_set:
+            named += f", taken for one of {self.vendor}'s as no vendor is given"
+        return (
+            f"{named}: priced with the kernel curves of {self.kernel_family} and generic "
+            "communication curves, intervals widened; "
+            f"known families: {', '.join(KNOWN_FAMILIES)}; `planner-cli calibrate` times its "
+            "kernels"
+        )
 
     def __hash__(self) -> int:
         peaks = tuple(sorted(self.peak_flops_per_second.items()))

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Family -> its row of kernel curves in `cost.profile.KERNELS`.
+# Family whose kernels were timed, or judged under its name -> its row of curves in
+# `cost.profile.KERNELS`. Other families are priced with the curves of a similar one.
 KERNEL_ROWS: Mapping[str, str] = {
     "volta": "volta", "ampere": "ampere", "hopper": "hopper", "blackwell": "blackwell",
     "ada": "ada", "rtx-blackwell": "rtx-blackwell",
@@ -16,16 +17,12 @@ _MAKERS: Mapping[str, str] = {"cdna": "amd", "cdna4": "amd", "tpu": "google", "c
 VENDORS: Mapping[str, str] = {
     family: _MAKERS.get(row, "nvidia") for family, row in KERNEL_ROWS.items()
 }
-
-
-def is_known_family(family: str) -> bool:
-    """Whether kernels of this GPU family were timed, or judged under its name.
-
-    Other families are priced with the curves of a similar one.
-    """
-    return family in KERNEL_ROWS
-
-
+# The row for a family that nobody timed: by vendor, the newest whose units the GPU has too ("" fits
+# every GPU). Judgement.
+STAND_INS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "nvidia": (("fp4", "blackwell"), ("fp8", "hopper"), ("bf16", "ampere"), ("", "volta")),
+    "amd": (("fp4", "cdna4"), ("", "cdna")), "google": (("", "tpu"),), "cpu": (("", "cpu"),),
+}  # fmt: skip
 # What a board draws besides the clocked units (memory, links, leakage), over the limit of the
 # product that was timed: idle and streaming loads of an H100 draw 120 to 200 of 700 W. Judgement.
 STATIC_SHARE = 0.2

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.specs.gpu import GpuSpec
-from planner.specs.kernel_families import kernel_family
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.release import Release, torch_release
@@ -27,7 +26,7 @@ class AttentionRow:
 
     kernel: `flash1` (FlashAttention-1, Triton's included), `flash2`, `flex` (FlexAttention), `ck`
         (AMD's Composable Kernel under Transformer Engine), `flash3`, `cudnn`, newer `cudnn-9.17`.
-    families: rows of kernel curves (`specs.kernel_families`); empty for all.
+    families: rows of kernel curves (`specs.gpu_families`); empty for all.
     since: day or month of the first release that has it; "" for always.
     perhaps_since: the last release known not to have it. A commit dated in between may have either.
     torch_since: instead of `since`, the release of torch, for jobs that give `torch_version`.
@@ -151,7 +150,7 @@ def attention_kernels(
     said = _SAID.search(training.trainer_version or "")
     if said and asked != CUDNN:
         return (f"flash{said[1]}",)
-    family = kernel_family(gpu)
+    family = gpu.kernel_family
     fitting = [
         row
         for row in rows

@@ -22,9 +22,8 @@ from planner.precision import PRECISIONS
 from planner.rules.base import Context
 from planner.rules.precisions import gpu_precisions
 from planner.specs.gpu import GpuSpec
-from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family
+from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES
 from planner.specs.job import Job
-from planner.specs.kernel_families import kernel_family, unknown_family
 from planner.trainers.registry import TRAINERS
 from tests.conftest import fixed_now, job_values
 
@@ -48,8 +47,8 @@ def job(gpu: object, **layout: object) -> Job:
 @pytest.mark.parametrize("name", gpu_names())
 def test_every_gpu_of_the_catalogue_is_of_a_known_family(name):
     gpu = load_gpu(name)
-    assert is_known_family(gpu.family)
-    assert (gpu.family in KNOWN_FAMILIES, unknown_family(gpu)) == (True, "")
+    assert gpu.family in KERNEL_ROWS
+    assert (gpu.family in KNOWN_FAMILIES, gpu.unknown_family) == (True, "")
     assert place_sd(gpu.family) is PLACE_SD
     dtype = "float32" if "bf16" not in gpu.peak_flops_per_second else "bfloat16"
     warnings = estimate_job(job(name, param_dtype=dtype)).warnings
@@ -75,7 +74,7 @@ def test_what_is_not_refused_on_a_family_has_a_curve_there(row):
 @pytest.mark.parametrize("family", KNOWN_FAMILIES)
 def test_every_known_family_has_kernels_and_a_library(family):
     gpu = new_gpu(family=family)
-    assert kernel_family(gpu) in KERNELS
+    assert gpu.kernel_family in KERNELS
     cluster = read_cluster({"gpu": {**NEW, "family": family}, "num_gpus": 8})
     assert library_of(cluster) in LIBRARIES.values()
 
@@ -92,10 +91,10 @@ def test_every_known_family_has_kernels_and_a_library(family):
 ])  # fmt: skip
 def test_an_unknown_family_is_priced_with_the_nearest_and_says_so(changes, row):
     gpu = new_gpu(**changes)
-    assert not is_known_family(gpu.family)
-    assert kernel_family(gpu) == row
-    assert f"kernel curves of {row} " in unknown_family(gpu)
-    assert all(family in unknown_family(gpu) for family in KNOWN_FAMILIES)
+    assert gpu.family not in KERNEL_ROWS
+    assert gpu.kernel_family == row
+    assert f"kernel curves of {row} " in gpu.unknown_family
+    assert all(family in gpu.unknown_family for family in KNOWN_FAMILIES)
 
 
 def test_a_known_family_says_its_vendor_and_no_other():
@@ -104,8 +103,8 @@ def test_a_known_family_says_its_vendor_and_no_other():
     assert new_gpu(family="hopper").vendor == named.vendor == "nvidia"
     with pytest.raises(SpecError, match="family hopper, which is nvidia's, and vendor amd"):
         new_gpu(family="hopper", vendor="amd")
-    assert "taken for one of nvidia's" in unknown_family(new_gpu(family="udna"))
-    assert "taken for one of" not in unknown_family(new_gpu(family="udna", vendor="amd"))
+    assert "taken for one of nvidia's" in new_gpu(family="udna").unknown_family
+    assert "taken for one of" not in new_gpu(family="udna", vendor="amd").unknown_family
 
 
 def test_its_estimate_is_extrapolated_warns_and_is_unsure():

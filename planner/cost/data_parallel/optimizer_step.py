@@ -15,7 +15,6 @@ from planner.cost.memory.peak import SCALES_WITH_MASTER
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.prepared_job import PreparedJob
 from planner.precision import TWO_BYTES, column
-from planner.specs.kernel_families import kernel_family
 from planner.specs.training import OPTIMIZER_STATE_BYTES, VOCABULARY_STATE_BYTES
 from planner.units import GIGA
 from planner.work import axes
@@ -143,7 +142,7 @@ def copy_bytes(job: PreparedJob, batch: LayoutBatch, replaced: BoolColumn) -> Fl
     codes, recipes = batch.precision, job.recipes
     copies = (
         column("weight_copies", codes, recipes)
-        if kernel_family(job.device.gpu) in TRANSPOSING
+        if job.device.gpu.kernel_family in TRANSPOSING
         else 1.0
     )
     return np.asarray(
@@ -159,7 +158,7 @@ def _requantised_bytes(
     The scales are found for weights that will be gathered quantised.
     """
     codes, recipes = batch.precision, job.recipes
-    turned = float(kernel_family(job.device.gpu) in TRANSPOSING)
+    turned = float(job.device.gpu.kernel_family in TRANSPOSING)
     each = sum(column(f"{name}.weight", codes, recipes) for name in ("scale", "cast"))
     each = each + turned * column("transposed.weight", codes, recipes)
     own = np.where(stored_low(batch, recipes), owned_layers, local_layers)

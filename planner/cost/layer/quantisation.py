@@ -12,7 +12,6 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import Device
 from planner.precision import PRECISIONS, TWO_BYTES, Operands, Recipe, column
-from planner.specs.kernel_families import kernel_family
 from planner.work.expert_precision import expert_precision
 from planner.work.ops import Gemm
 from planner.work.quantised import QuantisedModel
@@ -74,7 +73,7 @@ class Quantisation:
         """
         codes, recipes = batch.precision, model.recipes
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
-        tables = _tables(recipes, kernel_family(device.gpu) in TRANSPOSING)
+        tables = _tables(recipes, device.gpu.kernel_family in TRANSPOSING)
         arrive = _weights_arrive_quantised(batch, recipes)
         found: dict[str, dict[str, FloatColumn]] = {
             "moves": {},

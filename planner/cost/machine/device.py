@@ -20,7 +20,6 @@ from planner.precision import torchao
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import SILICON, STATIC_SHARE
-from planner.specs.kernel_families import kernel_family
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
@@ -216,7 +215,7 @@ class Device:
         root of squares, rather than the larger, is what micro.csv shows between the two.
         Source: micro.csv, grouped GEMM (tests/unit/test_grouped_gemm.py).
         """
-        curve = GROUPED.get(kernel_family(self.gpu), USUAL_GROUPED)
+        curve = GROUPED.get(self.gpu.kernel_family, USUAL_GROUPED)
         share = curve.vendor if vendor else curve.torch
         used = share * tokens / (tokens + curve.half_rows)
         if gradient_bytes is None:

@@ -24,7 +24,7 @@ from planner.cost.machine.profile import (
 )
 from planner.cost.machine.stacks import STACK, UNIT, memory_class
 from planner.specs.gpu import GpuSpec
-from planner.specs.gpu_families import KERNEL_ROWS, is_known_family
+from planner.specs.gpu_families import KERNEL_ROWS
 from planner.trainers.registry import TRAINERS
 from planner.units import GIB
 
@@ -173,7 +173,7 @@ def rates_sd(family: str) -> float:
 
     It holds as long as no training run on the family was measured.
     """
-    return KERNELS[KERNEL_ROWS[family]].rates_sd if is_known_family(family) else LARGEST_RATES_SD
+    return KERNELS[KERNEL_ROWS[family]].rates_sd if family in KERNEL_ROWS else LARGEST_RATES_SD
 
 
 def place_sd(family: str) -> FloatColumn:
@@ -181,7 +181,7 @@ def place_sd(family: str) -> FloatColumn:
 
     It is that between clusters; for an unknown GPU family that between families is added.
     """
-    if is_known_family(family):
+    if family in KERNEL_ROWS:
         return PLACE_SD
     return np.asarray(np.hypot(PLACE_SD, [UNKNOWN_FAMILY_SD.get(knob.name, 0.0) for knob in KNOBS]))
 

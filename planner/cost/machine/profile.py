@@ -9,7 +9,6 @@ from typing import Any
 
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import SILICON
-from planner.specs.kernel_families import kernel_family
 from planner.trainers.base import TrainerRules
 from planner.units import GIB
 
@@ -361,4 +360,4 @@ def software_profile(trainer: TrainerRules) -> Profile:
 
 
 def kernel_profile(gpu: GpuSpec) -> KernelProfile:
-    return KERNELS[kernel_family(gpu)]
+    return KERNELS[gpu.kernel_family]

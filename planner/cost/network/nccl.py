@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.specs.cluster import ClusterSpec
-from planner.specs.gpu_families import is_known_family
+from planner.specs.gpu_families import KERNEL_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +225,8 @@ def library_of(cluster: ClusterSpec) -> Library:
     """The library as measured on this family of GPU; PCIe boards by their bus.
 
     An unknown family gets the generic figures, whose basis is `extrapolated`. An estimate reports
-    the unknown family as well (`specs.kernel_families.unknown_family`).
+    the unknown family as well (`specs.gpu.GpuSpec.unknown_family`).
     """
     gpu = cluster.gpu
     key = _BY_TOPOLOGY.get(gpu.scale_up.topology) or _NEAREST.get(gpu.family, gpu.family)
-    return LIBRARIES[key] if is_known_family(gpu.family) or key == "pcie" else LIBRARIES["other"]
+    return LIBRARIES[key] if gpu.family in KERNEL_ROWS or key == "pcie" else LIBRARIES["other"]
