@@ -189,54 +189,39 @@ class Layout(Value, extra="forbid"):
         cp_words: how a trainer names the CP methods; as in the layout where it is not given.
         For example "fsdp 32 · tp 8 · mbs 2 · ac full · float8-rowwise · compile".
         """
+        data, method = self._data_name(), ""
+        if self.cp_method != "allgather":
+            method += f" {(cp_words or {}).get(self.cp_method, self.cp_method)}"
+        if self.dp_shard == 1 and self.zero_stage < 3:
+            method += f" {data}"
         replicas = "hsdp" if self.dp_shard * self.cp > 1 else "ddp"
-        parts = [
-            f"{n} {d}"
-            for n, d in ((replicas, self.dp_replicate), (self._data_name(), self.dp_shard))
-            if d > 1
-        ]
-        word = (cp_words or {}).get(self.cp_method, self.cp_method)
-        method = "" if self.cp_method == "allgather" else f" {word}"
-        if self.cp > 1 and self.dp_shard == 1 and self.zero_stage < 3:
-            method += f" {self._data_name()}"
-        parts += [
-            f"{n} {d}{more}"
-            for n, d, more in (("tp", self.tp, ""), ("cp", self.cp, method), ("ep", self.ep, ""))
-            if d > 1
-        ]
-        parts += [f"etp {self.etp}"] if self.etp > 1 else []
-        parts += [self.moe_dispatcher] if self.moe_dispatcher != "alltoall" else []
-        if self.pp > 1:
-            stages = f" x{self.virtual_stages}" if self.virtual_stages > 1 else ""
-            parts.append(f"pp {self.pp} {self.pp_schedule}{stages}")
-        if self.layers_per_stage is not None:
-            parts.append(f"layers {in_runs(self.layers_per_stage)}")
-        parts += [
-            f"mbs {self.micro_batch_size}",
-            f"ac {self.ac}",
-            self.precision + ("+gather" if self.float8_all_gather else ""),
-        ]
-        dtypes = (
-            ("params", self.param_dtype),
-            ("grads", self.reduce_dtype),
-            ("masters", self.master_dtype),
+        stages = f" x{self.virtual_stages}" if self.virtual_stages > 1 else ""
+        gather = "+gather" if self.float8_all_gather else ""
+        share = self.optimizer_offload_fraction
+        parts = (
+            (self.dp_replicate > 1, f"{replicas} {self.dp_replicate}"),
+            (self.dp_shard > 1, f"{data} {self.dp_shard}"),
+            (self.tp > 1, f"tp {self.tp}"),
+            (self.cp > 1, f"cp {self.cp}{method}"),
+            (self.ep > 1, f"ep {self.ep}"),
+            (self.etp > 1, f"etp {self.etp}"),
+            (self.moe_dispatcher != "alltoall", self.moe_dispatcher),
+            (self.pp > 1, f"pp {self.pp} {self.pp_schedule}{stages}"),
+            (self.layers_per_stage is not None, f"layers {in_runs(self.layers_per_stage or ())}"),
+            (True, f"mbs {self.micro_batch_size}"),
+            (True, f"ac {self.ac}"),
+            (True, f"{self.precision}{gather}"),
+            (self.param_dtype != "bfloat16", f"params {self.param_dtype}"),
+            (self.reduce_dtype != "float32", f"grads {self.reduce_dtype}"),
+            (self.master_dtype != "float32", f"masters {self.master_dtype}"),
+            (self.tp > 1 and not self.sequence_parallel, "no-sp"),
+            (self.compile, "compile"),
+            (self.async_tp, "async-tp"),
+            (self.cpu_offload, "offload" if share == 1.0 else f"offload {share:g}"),
+            (self.activation_offload_layers, f"offload-act {self.activation_offload_layers}"),
+            (self.optimizer_in_backward, "opt-in-bwd"),
         )
-        parts += [
-            f"{name} {dtype}"
-            for name, dtype in dtypes
-            if dtype != ("bfloat16" if name == "params" else "float32")
-        ]
-        host_share = self.optimizer_offload_fraction
-        share = "" if host_share == 1.0 else f" {host_share:g}"
-        flags = (
-            ("no-sp", self.tp > 1 and not self.sequence_parallel),
-            ("compile", self.compile),
-            ("async-tp", self.async_tp),
-            (f"offload{share}", self.cpu_offload),
-            (f"offload-act {self.activation_offload_layers}", self.activation_offload_layers > 0),
-            ("opt-in-bwd", self.optimizer_in_backward),
-        )
-        return " · ".join([*parts, *(name for name, on in flags if on)])
+        return " · ".join(text for shown, text in parts if shown)
 
     def _data_name(self) -> str:
         return {0: "ddp", 1: "zero1", 2: "fsdp/zero2", 3: "fsdp"}[self.zero_stage]
