@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from planner.charts import table
+from planner.charts.table import Tabled
 from planner.errors import fault
 from planner.estimates import estimate_job
 from planner.estimates import estimate_jobs as priced
@@ -80,7 +80,7 @@ def estimate(
     return estimate_job(asked)
 
 
-class EstimateList(list[Estimate]):
+class EstimateList(list[Estimate], Tabled):
     """Estimates of many jobs, in their order: a list that is also a table.
 
     jobs: what was asked, one an estimate.
@@ -106,10 +106,6 @@ class EstimateList(list[Estimate]):
         ]
         return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
-    def to_frame(self) -> Any:
-        """`columns` as a pandas data frame. Raises MissingPackageError without pandas."""
-        return table.frame(self.columns())
-
     def _shown(self) -> tuple[str, dict[str, list[str]], str, str]:
         cells = [
             (
@@ -125,14 +121,6 @@ class EstimateList(list[Estimate]):
         columns = zip(*cells, strict=True) if cells else [()] * len(SHOWN)
         named = dict(zip(SHOWN, map(list, columns), strict=True))
         return f"{len(self):,} estimates", named, "layout", "fits: within what a plan may use"
-
-    def __rich__(self) -> Any:
-        """A table, for `rich.print`."""
-        return table.rich_table(*self._shown())
-
-    def _repr_html_(self) -> str:
-        """A table, for notebooks."""
-        return table.html_table(*self._shown())
 
 
 def estimate_many(jobs: Iterable[Job | Words]) -> EstimateList:

@@ -1,4 +1,4 @@
-"""A plan's layouts as a table: on a terminal, in a notebook, as a data frame."""
+"""Layouts as a table: on a terminal, in a notebook, as a data frame."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -6,46 +6,58 @@ from typing import Any
 
 from planner.errors import MissingPackageError
 
-Columns = Mapping[str, Sequence[object]]
 SMALL = "font-size:90%;opacity:.75"
 
 
-def frame(columns: Columns) -> Any:
-    """A pandas data frame. Raises MissingPackageError."""
-    try:
-        pandas = import_module("pandas")
-    except ImportError:
-        rule = "no pandas here; pip install pandas, or take plan.columns()"
-        raise MissingPackageError(rule) from None
-    return pandas.DataFrame(dict(columns))
+class Tabled:
+    """Something that shows itself as a table."""
 
+    def columns(self) -> dict[str, list[object]]:
+        """Every row as columns, SI."""
+        raise NotImplementedError
 
-def rich_table(title: str, columns: Mapping[str, Sequence[str]], left: str, notes: str) -> Any:
-    """For `rich.print`. left: the column of text; the others are numbers."""
-    table = import_module("rich.table").Table(title=title, caption=notes, title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="left" if name == left else "right", overflow="fold")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    return table
+    def _shown(self) -> tuple[str, Mapping[str, Sequence[str]], str, str]:
+        """(title, cells by column, the column of text beside those of numbers, notes)."""
+        raise NotImplementedError
 
+    def to_frame(self) -> Any:
+        """`columns` as a pandas data frame. Raises MissingPackageError without pandas."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            rule = "no pandas here; pip install pandas, or take plan.columns()"
+            raise MissingPackageError(rule) from None
+        return pandas.DataFrame(self.columns())
 
-def html_table(title: str, columns: Mapping[str, Sequence[str]], left: str, notes: str) -> str:
-    """For notebooks; it brings no style but alignment, so that dark themes stay dark."""
-    from html import escape  # its table of entities is large
+    def __rich__(self) -> Any:
+        """A table, for `rich.print`."""
+        title, columns, left, notes = self._shown()
+        table = import_module("rich.table").Table(title=title, caption=notes, title_justify="left")
+        for name in columns:
+            table.add_column(name, justify="left" if name == left else "right", overflow="fold")
+        for row in zip(*columns.values(), strict=True):
+            table.add_row(*row)
+        return table
 
-    def cell(tag: str, name: str, text: str, scope: str = "") -> str:
-        side = "left" if name == left else "right"
-        return f'<{tag}{scope} style="text-align:{side}">{escape(text)}</{tag}>'
+    def _repr_html_(self) -> str:
+        """A table, for notebooks; it brings no style but alignment, so dark themes stay dark."""
+        from html import escape  # its table of entities is large
 
-    head = "".join(cell("th", name, name, ' scope="col"') for name in columns)
-    rows = "".join(
-        "<tr>" + "".join(cell("td", name, text) for name, text in zip(columns, row, strict=True))
-        + "</tr>"
-        for row in zip(*columns.values(), strict=True)
-    )  # fmt: skip
-    return (
-        f'<table><caption style="text-align:left"><b>{escape(title)}</b></caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        f'<p style="{SMALL}">{escape(notes)}</p>'
-    )
+        title, columns, left, notes = self._shown()
+
+        def cell(tag: str, name: str, text: str, scope: str = "") -> str:
+            side = "left" if name == left else "right"
+            return f'<{tag}{scope} style="text-align:{side}">{escape(text)}</{tag}>'
+
+        head = "".join(cell("th", name, name, ' scope="col"') for name in columns)
+        rows = "".join(
+            "<tr>"
+            + "".join(cell("td", name, text) for name, text in zip(columns, row, strict=True))
+            + "</tr>"
+            for row in zip(*columns.values(), strict=True)
+        )
+        return (
+            f'<table><caption style="text-align:left"><b>{escape(title)}</b></caption>'
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+            f'<p style="{SMALL}">{escape(notes)}</p>'
+        )

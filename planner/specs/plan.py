@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field, computed_field
 
-from planner.charts import bars, table
+from planner.charts import bars
 from planner.charts.chart import Chart
 from planner.charts.pareto import Point, pareto
+from planner.charts.table import Tabled
 from planner.specs.estimate import OOM_LIMIT, Estimate
 from planner.specs.estimate_parts import memory_parts, time_parts
 from planner.specs.layout import FieldValue, Layout
@@ -178,7 +179,7 @@ class Searched(Value):
     study: dict[str, Any] | None = None
 
 
-class Plan(Value):
+class Plan(Value, Tabled):
     """A ranked answer; the same job, seed, calibration and model version give the same plan.
 
     Only id, times and dates differ.
@@ -286,10 +287,6 @@ class Plan(Value):
         ]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
-    def to_frame(self) -> Any:
-        """`columns` as a pandas data frame. Raises MissingPackageError without pandas."""
-        return table.frame(self.columns())
-
     def _shown(self) -> tuple[str, dict[str, list[str]], str, str]:
         cells = [
             (
@@ -306,14 +303,6 @@ class Plan(Value):
         named = dict(zip(SHOWN, map(list, zip(*cells, strict=True)), strict=True))
         notes = "; ".join(self.warnings) or f"plan {self.id}, calibration {self.calibration_id}"
         return (self.headline or [self.id])[0], named, "layout", notes
-
-    def __rich__(self) -> Any:
-        """A table, for `rich.print`."""
-        return table.rich_table(*self._shown())
-
-    def _repr_html_(self) -> str:
-        """A table, for notebooks."""
-        return table.html_table(*self._shown())
 
 
 MOST_RISK = 0.01  # judgement: of running out of memory, in what is launched without a probe
