@@ -6,6 +6,7 @@ GB is 10^9 bytes and GiB is 2^30 bytes. Bandwidth in bits ("400 Gb/s") is divide
 
 import math
 import re
+from collections.abc import Mapping
 
 KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -23,36 +24,23 @@ _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0,
 _NUMBER_AND_UNIT = re.compile(
     r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*$"
 )
-
-
-def _bytes_factor(unit: str) -> float | None:
-    for suffix, scale in (("B", 1.0), ("b", 1.0 / BITS_PER_BYTE)):
-        if unit.endswith(suffix):
-            prefix = unit[: -len(suffix)]
-            if prefix in _DECIMAL:
-                return _DECIMAL[prefix] * scale
-            if prefix in _BINARY:
-                return _BINARY[prefix] * scale
-    return None
-
-
-def _factor(kind: str, unit: str) -> float | None:
-    """SI value of one `unit` of a quantity of this kind; None where the unit does not fit it."""
-    if unit == "":
-        return 1.0
-    if kind == "bytes":
-        return _bytes_factor(unit)
-    if kind == "bytes_per_second":
-        for per_second in ("/s", "ps"):
-            if unit.endswith(per_second):
-                return _bytes_factor(unit[: -len(per_second)])
-        return None
-    if kind == "seconds":
-        return _TIME.get(unit)
-    base = {"watts": "W", "flops_per_second": "FLOP/s"}[kind]
-    return _DECIMAL.get(unit[: -len(base)]) if unit.endswith(base) else None
-
-
+_BYTES = {
+    f"{prefix}{unit}": size * scale
+    for prefix, size in {**_DECIMAL, **_BINARY}.items()
+    for unit, scale in (("B", 1.0), ("b", 1.0 / BITS_PER_BYTE))
+}
+# kind of a quantity -> SI value of each of its units; a bare number is SI
+_UNITS = {
+    "bytes": {"": 1.0, **_BYTES},
+    "bytes_per_second": {
+        "": 1.0, **{f"{unit}{per}": size for unit, size in _BYTES.items() for per in ("/s", "ps")}
+    },
+    "seconds": {"": 1.0, **_TIME},
+    "watts": {"": 1.0, **{f"{prefix}W": size for prefix, size in _DECIMAL.items()}},
+    "flops_per_second": {
+        "": 1.0, **{f"{prefix}FLOP/s": size for prefix, size in _DECIMAL.items()}
+    },
+}  # fmt: skip
 EXAMPLES = {
     "bytes": '"80 GiB"',
     "bytes_per_second": '"400 Gb/s" or "50 GB/s"',
@@ -60,6 +48,13 @@ EXAMPLES = {
     "watts": '"700 W"',
     "flops_per_second": '"989 TFLOP/s"',
 }
+
+
+def _amount(text: str, units: Mapping[str, float]) -> float | None:
+    """The number before a unit, in SI; None for a text that is no such amount."""
+    match = _NUMBER_AND_UNIT.match(text)
+    factor = units.get(match[2]) if match else None
+    return float(match[1]) * factor if match and factor else None
 
 
 def parse_quantity(value: object, kind: str) -> float:
@@ -70,16 +65,11 @@ def parse_quantity(value: object, kind: str) -> float:
     Raises ValueError with the rule when the text is no number, the unit does not fit, or the number
     is not finite.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(f"must be a number in SI units or a text such as {EXAMPLES[kind]}")
-    if isinstance(value, str):
-        match = _NUMBER_AND_UNIT.match(value)
-        factor = _factor(kind, match.group(2)) if match else None
-        if match is None or factor is None:
-            raise ValueError(f"must be a number in SI units or a text such as {EXAMPLES[kind]}")
-        number = float(match.group(1)) * factor
-    else:
+    number = _amount(value, _UNITS[kind]) if isinstance(value, str) else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
         number = to_float(value)
+    if number is None:
+        raise ValueError(f"must be a number in SI units or a text such as {EXAMPLES[kind]}")
     if not math.isfinite(number):
         raise ValueError("must be a finite number")
     return number
@@ -101,28 +91,24 @@ def parse_count(value: object) -> object:
     """
     if not isinstance(value, str):
         return value
-    match = _NUMBER_AND_UNIT.match(value)
-    factor = _COUNTS.get(match.group(2)) if match else None
-    if match is None or factor is None:
+    count = _amount(value, _COUNTS)
+    if count is None:
         raise ValueError('must be a number; give for example 2e12 or "15T"')
-    return float(match.group(1)) * factor
+    return count
 
 
 def parse_tokens(value: object) -> object:
     """Length of a sequence: 8192 from "8k", "8K" or "8 K", 1048576 from "1M".
 
     A value that is not text is returned as it is. The suffixes are powers of two, because lengths
-    of
-    sequences are: nobody who writes 8k means 8000. (Tokens of a whole run are decimal:
-        `parse_count`.)
+    of sequences are: nobody who writes 8k means 8000. (Tokens of a whole run are decimal:
+    `parse_count`.)
     Raises ValueError with the rule and remedy when the text is no whole number with such a suffix.
     """
     if not isinstance(value, str):
         return value
-    match = _NUMBER_AND_UNIT.match(value)
-    factor = _LENGTHS.get(match.group(2)) if match else None
-    length = float(match.group(1)) * factor if match and factor else math.nan
-    if not length.is_integer():
+    length = _amount(value, _LENGTHS)
+    if length is None or not length.is_integer():
         raise ValueError(
             "must be a whole number, or one with k or M; give for example 8192, or 8k for the same"
         )
