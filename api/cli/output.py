@@ -4,22 +4,17 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from rich.console import Console, RenderableType
+    from rich.progress import Progress, TaskID
 
     from planner.api.storage.records import Page
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 ItemT = TypeVar("ItemT")
 PIPED_WIDTH = 110
@@ -49,7 +44,7 @@ def show_json(value: object, indent: int | None = 2) -> None:
     say(json.dumps(value, indent=indent, default=str))
 
 
-def tell(value: object, lines: "Iterable[str]", *, json: bool, indent: int | None = 2) -> None:
+def tell(value: object, lines: Iterable[str], *, json: bool, indent: int | None = 2) -> None:
     """Prints an answer as JSON, or as lines for a person."""
     if json:
         show_json(value, indent)
@@ -60,8 +55,8 @@ def tell(value: object, lines: "Iterable[str]", *, json: bool, indent: int | Non
 
 def show_page(
     page: "Page[ItemT]",
-    document: "Callable[[ItemT], object]",
-    sentence: "Callable[[ItemT], str]",
+    document: Callable[[ItemT], object],
+    sentence: Callable[[ItemT], str],
     nothing: str,
     *,
     json: bool,

@@ -5,7 +5,7 @@ The CLI's --job file, a line of a .jsonl batch and the body of POST /plan are th
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from planner.samplers import SAMPLERS
 from planner.specs.cluster import ClusterSpec
@@ -58,18 +58,13 @@ class SearchSpec(Value, extra="forbid"):
 
 
 PROBE_TRAINERS = ["reference", "torchtitan"]  # the programs that a probe can run
-
-
-def _known_program(name: str) -> str:
-    """The name itself. Raises ValueError "rule; remedy" for an unregistered program."""
-    if name not in PROBE_TRAINERS:
-        known = " or ".join(map(repr, PROBE_TRAINERS))
-        raise ValueError(f"is not one of the known values; use {known}")
-    return name
-
-
 ProbeTrainerName = Annotated[
-    str, AfterValidator(_known_program), WithJsonSchema({"type": "string", "enum": PROBE_TRAINERS})
+    str,
+    registered(
+        PROBE_TRAINERS,
+        lambda _: f"is not one of the known values; use {' or '.join(map(repr, PROBE_TRAINERS))}",
+    ),
+    WithJsonSchema({"type": "string", "enum": PROBE_TRAINERS}),
 ]
 # Judgement: an H200 took 32 s to start and compile, 20 s are timed, and a study looks closer first.
 SECONDS_A_PROBE = 150.0

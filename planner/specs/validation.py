@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
@@ -35,7 +35,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def registered(
-    known: Mapping[str, object], refusal: Callable[[str], str] | None = None
+    known: Collection[str], refusal: Callable[[str], str] | None = None
 ) -> AfterValidator:
     """Validator of a text that names an entry of a registry.
 

@@ -33,7 +33,6 @@ from planner.rules.base import Rule, under
 from planner.samplers import SAMPLERS, Sampler
 from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
 from planner.schedules.one_f_one_b import OneFOneB
-from planner.specs import job as job_specs
 from planner.specs.cluster import ClusterSpec
 from planner.study.ask_tell import run
 from planner.study.ledger import Budget, StudySettings
@@ -119,7 +118,9 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         shapes.KernelShape.from_dict({**wanted, "sizes": {"rows": 8}})
 
 
-def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_program_of_a_probe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """A trainer that says what to start and reads its own log, run under the real guardian."""
 
     class Stopwatch(ReferenceTrainer):
@@ -137,8 +138,7 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     with pytest.raises(SpecError, match="use 'reference' or 'torchtitan'"):
         read_job(asked)
     monkeypatch.setattr(trainers, "TRAINERS", dict(trainers.TRAINERS))
-    monkeypatch.setattr(job_specs, "PROBE_TRAINERS", [*job_specs.PROBE_TRAINERS])
-    monkeypatch.setattr(trainers, "PROBE_TRAINERS", job_specs.PROBE_TRAINERS)
+    request.addfinalizer(lambda: trainers.PROBE_TRAINERS.remove("stopwatch"))
     trainers.register("stopwatch", Stopwatch)
     assert read_job(asked).probe is not None
     local = LocalSettings(leases=tmp_path / "leases", machine=str(tmp_path), cpu_slots=2)
