@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from planner.api.docstrings import notes_in
 from planner.specs.cluster import ClusterRequest
-from planner.specs.current import CurrentSpec
-from planner.specs.job import ProbeSpec, SearchSpec
+from planner.specs.job import CurrentSpec, ProbeSpec, SearchSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec

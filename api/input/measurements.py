@@ -32,7 +32,7 @@ from planner.probes.trainers.titan_run import (
     log_numbers,
     stated_by,
 )
-from planner.specs.current import MAX_TEXT
+from planner.specs.job import MAX_TEXT
 from planner.specs.measurement import Measurement, Rung, Status
 
 Format = Literal["rows", "csv", "torchtitan", "megatron", "tensorboard"]

@@ -13,7 +13,7 @@ from planner.intake.trainer_files.config_files import PASSES
 from planner.intake.trainer_files.statement import Run, StatedModel
 from planner.intake.trainer_files.titan_registry import is_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
-from planner.specs.current import CurrentFormat, CurrentSpec
+from planner.specs.job import CurrentFormat, CurrentSpec
 from planner.specs.model import ModelSpec
 from planner.specs.validation import build
 from planner.trainers.registry import trainer_name

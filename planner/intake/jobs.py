@@ -12,8 +12,7 @@ from planner.intake.machines import cluster_request, read_cluster
 from planner.intake.models import read_model
 from planner.intake.recipes import with_exchange, with_recipe
 from planner.specs.cluster import ClusterSpec
-from planner.specs.current import CurrentSpec
-from planner.specs.job import KEYS, LABELS, Job, ProbeSpec, SearchSpec
+from planner.specs.job import KEYS, LABELS, CurrentSpec, Job, ProbeSpec, SearchSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.specs.validation import SpecT, build, closest

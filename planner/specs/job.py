@@ -9,11 +9,10 @@ from pydantic import Field, WithJsonSchema
 
 from planner.samplers import SAMPLERS
 from planner.specs.cluster import ClusterSpec
-from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.specs.validation import Value, enum_of, registered
+from planner.specs.validation import Name, Value, enum_of, registered
 
 # of several that wait, the highest goes first
 Priority = Annotated[int, Field(strict=True, ge=-100, le=100)]
@@ -96,6 +95,34 @@ class ProbeSpec(Value, extra="forbid"):
             return self.max_gpu_seconds
         wanted = max(1800.0, SECONDS_A_PROBE * self.max_probes * num_gpus)
         return min(wanted, MOST_GPU_SECONDS)
+
+
+CurrentFormat = Literal[
+    "torchtitan-toml", "torchtitan-command", "torchtitan-python", "megatron-arguments",
+    "megatron-log", "megatron-bridge", "primus", "torchtitan-log", "configuration", "layout",
+]  # fmt: skip
+MAX_TEXT = 2_000_000
+
+
+class CurrentSpec(Value, extra="forbid"):
+    """The job's `current`.
+
+    name: of the file.
+    format: None means that the text decides.
+    text: the file itself.
+    files: other files that the text names, by the name it uses (a script's TOML).
+    job: for a log, what was read from it, in the form of a job.
+    measured: the measurements of that run.
+    notes: what had to be assumed about it.
+    """
+
+    name: Name = Field(default="current", max_length=400)
+    format: CurrentFormat | None = None
+    text: str = Field(default="", max_length=MAX_TEXT)
+    files: dict[str, str] = Field(default_factory=dict)
+    job: dict[str, Any] = Field(default_factory=dict)
+    measured: dict[str, Any] | None = None
+    notes: list[str] = Field(default_factory=list)
 
 
 class Job(Value, extra="forbid"):

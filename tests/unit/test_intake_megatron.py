@@ -15,7 +15,7 @@ from planner.intake.current import read, read_again
 from planner.intake.trainer_files.files import read_current
 from planner.intake.trainer_files.megatron import edited_script, megatron_changes, say
 from planner.intake.trainer_files.rewrite import rewrite
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
 

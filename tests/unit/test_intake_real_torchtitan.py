@@ -13,7 +13,7 @@ from planner.intake.current import read
 from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_registry import read_registry
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.trainers.titan_settings import DEFAULTS, KEYS, configs_03, unknown
 
 pytestmark = needs_torchtitan

@@ -10,7 +10,7 @@ from planner.intake.current import read
 from planner.intake.trainer_files.statement import Machine
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_command import edited_command
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.specs.layout import Layout
 from planner.trainers.titan_settings import configs_03
 from tests.conftest import tiers

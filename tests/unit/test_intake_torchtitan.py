@@ -14,7 +14,7 @@ from planner.intake.current import complete, read
 from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.rewrite import unified
 from planner.intake.trainer_files.titan_changes import titan_changes
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
 

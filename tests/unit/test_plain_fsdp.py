@@ -17,8 +17,7 @@ from planner.plan.recommend import recommend
 from planner.rules import Context
 from planner.search.space.domains import domains_of
 from planner.search.space.enumerate import build_space
-from planner.specs.current import CurrentSpec
-from planner.specs.job import SearchSpec
+from planner.specs.job import CurrentSpec, SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
 from tests.conftest import fixed_now, job_values

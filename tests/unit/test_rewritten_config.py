@@ -15,7 +15,7 @@ from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config
 from planner.intake.trainer_files.edit_yaml import edit_yaml
 from planner.intake.trainer_files.rewrite import EXPORTED, Rewritten, kind_of, rewrite_config
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.specs.layout import Layout
 
 ACCELERATE = """\

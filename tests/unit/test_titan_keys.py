@@ -12,7 +12,7 @@ from planner.intake.current import format_of, read
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_command import edited_command
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 
 CASES = Path(__file__).parents[1] / "cases"
 REGISTRY = CASES / "32-titan-python-registry"

@@ -21,7 +21,7 @@ from planner.intake.trainer_files.flags import commands_of
 from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_judge import LAYOUT_TEXT
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel, machine_of
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.specs.model import ModelSpec
 
 SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", "comm_overlap",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from planner.errors import SpecError, fault
 from planner.intake.trainer_files.known_models import called
-from planner.specs.current import CurrentFormat
+from planner.specs.job import CurrentFormat
 
 Values = Mapping[str, object]
 PASSES = "gradient_accumulation_steps"

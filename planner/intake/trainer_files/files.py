@@ -11,8 +11,7 @@ from planner.intake.jobs import read_job
 from planner.intake.trainer_files.config_files import read_config
 from planner.intake.trainer_files.megatron_log import measured_by
 from planner.intake.trainer_files.shell import ARGUMENTS
-from planner.specs.current import MAX_TEXT
-from planner.specs.job import Job
+from planner.specs.job import MAX_TEXT, Job
 
 
 def with_arguments(path: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ from planner.intake.trainer_files.megatron_unpriced import fuses_cross_entropy, 
 from planner.intake.trainer_files.shell import read_script
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel, machine_of
 from planner.schedules.depth_first import microbatches_per_round
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import MuonTpMode

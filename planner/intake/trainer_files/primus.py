@@ -17,7 +17,7 @@ from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.intake.trainer_files.megatron_log import words_of
 from planner.intake.trainer_files.statement import Run, StatedModel
 from planner.intake.trainer_files.torchtitan import StatedTitan
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.specs.model import ModelSpec
 from planner.trainers.titan_models import FLAVORS
 from planner.trainers.titan_settings import KEYS

@@ -20,7 +20,7 @@ from planner.intake.trainer_files.edit_yaml import Path, changed_leaves, edit_ya
 from planner.intake.trainer_files.shell import ARGUMENTS
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.torchtitan import StatedTitan
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.specs.layout import Layout, parse_ac
 
 NO_NEWLINE = "\\ No newline at end of file\n"

@@ -18,7 +18,7 @@ from planner.intake.trainer_files.flags import Command, best_command, commands_o
 from planner.intake.trainer_files.statement import machine_of
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
-from planner.specs.current import CurrentSpec
+from planner.specs.job import CurrentSpec
 from planner.trainers.release import GRAPH_TRAINER
 from planner.trainers.titan_settings import AC, configs_03
 
