@@ -1,5 +1,7 @@
 """Ids cut short: any beginning that only one object has, with or without its kind before it."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -12,30 +14,23 @@ SHOWN = 4  # of the ids that a beginning could mean
 LONGEST = 100
 
 
-def plan_id_of(wiring: Wiring, text: str, field: str = "PLAN_ID") -> str:
-    """The id of the plan, or of the study that makes one, that begins so.
+def _id_of(
+    kind: str,
+    stores: Callable[[Wiring], Sequence[TableStore[Any]]],
+    wiring: Wiring,
+    text: str,
+    field: str | None = None,
+) -> str:
+    """The whole id of the only object of this kind that begins so.
 
-    The text itself where none does. Raises SpecError where several do.
+    The text itself where none does. field: names the text in an error; KIND_ID unless given.
+    Raises SpecError where several do.
     """
-    return _only(text, "plan", field, wiring.store, wiring.tasks)
-
-
-def probe_id_of(wiring: Wiring, text: str, field: str = "PROBE_ID") -> str:
-    """The probe's whole id, from the beginning of it."""
-    return _only(text, "probe", field, wiring.probes)
-
-
-def sweep_id_of(wiring: Wiring, text: str, field: str = "SWEEP_ID") -> str:
-    """The sweep's whole id, from the beginning of it."""
-    return _only(text, "sweep", field, wiring.sweeps)
-
-
-def _only(text: str, kind: str, field: str, *stores: TableStore[Any]) -> str:
     typed = text.strip().lower()
     if not typed or not is_id(typed) or len(typed) > LONGEST:
         return text
     start = typed if typed.startswith(f"{kind}-") else f"{kind}-{typed}"
-    names = (store.ids_starting(start, SHOWN + 1) for store in stores)
+    names = (store.ids_starting(start, SHOWN + 1) for store in stores(wiring))
     found = sorted(set(chain.from_iterable(names)), reverse=True)
     if typed in found or len(found) == 1:
         return typed if typed in found else found[0]
@@ -44,4 +39,11 @@ def _only(text: str, kind: str, field: str, *stores: TableStore[Any]) -> str:
     more = len(found) > SHOWN
     shown = ", ".join(found[:SHOWN]) + (", ..." if more else "")
     number = f"more than {counted(SHOWN, kind)}" if more else counted(len(found), kind)
+    field = field or f"{kind.upper()}_ID"
     raise fault(field, text, f"is the beginning of {number}: {shown}", "give more of it")
+
+
+# a task: the study that makes a plan
+plan_id_of = partial(_id_of, "plan", lambda wiring: (wiring.store, wiring.tasks))
+probe_id_of = partial(_id_of, "probe", lambda wiring: (wiring.probes,))
+sweep_id_of = partial(_id_of, "sweep", lambda wiring: (wiring.sweeps,))

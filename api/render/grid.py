@@ -37,6 +37,7 @@ class Column:
 
 # of a table of items: each with the cell that it shows of an item
 Columns = Sequence[tuple[Column, Callable[[Item], str]]]
+Filled = tuple[Column, list[str]]  # a column with its cells
 
 
 def number(name: str, drop: int | None = None) -> Column:
@@ -57,24 +58,22 @@ def grid(
     bold: which rows are bold.
     gap: blanks between columns.
     """
-    # what an earlier version stored may hold a line's end, which would look like a row
-    rows = [["".join(c if c.isprintable() else " " for c in cell) for cell in row] for row in rows]
-    shown, under = _fitting(columns, rows, width, gap)
-    widths = _widths(columns, rows, shown, width, gap)
-    heads = [wrapped(columns[i].name, size) for i, size in zip(shown, widths, strict=True)]
-    lines = [Text(line, style="bold") for line in _line(heads, columns, shown, widths, gap)]
+    table = [(column, [_row(row[i]) for row in rows]) for i, column in enumerate(columns)]
+    shown, under = _fitting(table, width, gap)
+    widths = _widths(shown, width, gap)
+    heads = [wrapped(column.name, size) for (column, _), size in zip(shown, widths, strict=True)]
+    lines = [Text(line, style="bold") for line in _line(heads, shown, widths, gap)]
     lines.append(Text("─" * min(width, sum(widths) + gap * (len(widths) - 1)), style="dim"))
-    for index, row in enumerate(rows):
+    for index in range(len(rows)):
         style = "bold" if index < len(bold) and bold[index] else ""
-        cells = [
-            wrapped(row[i], size) if columns[i].wraps else [row[i]]
-            for i, size in zip(shown, widths, strict=True)
+        row = [
+            wrapped(cells[index], size) if column.wraps else [cells[index]]
+            for (column, cells), size in zip(shown, widths, strict=True)
         ]
-        lines += [Text(line, style=style) for line in _line(cells, columns, shown, widths, gap)]
-        for i in under:
-            lines += [
-                Text(" " * INDENT + line, style=style) for line in wrapped(row[i], width - INDENT)
-            ]
+        found = _line(row, shown, widths, gap)
+        for _, cells in under:
+            found += [" " * INDENT + line for line in wrapped(cells[index], width - INDENT)]
+        lines += [Text(line, style=style) for line in found]
     return Text("\n").join(lines)
 
 
@@ -92,36 +91,27 @@ def wrapped(text: str, width: int) -> list[str]:
     return [line for part in text.split("\n") for line in words.wrap(part) or [""]]
 
 
-def _fitting(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, gap: int
-) -> tuple[list[int], list[int]]:
+def _row(cell: str) -> str:
+    """A cell as one line: stored by an earlier version it may hold a line's end."""
+    return "".join(c if c.isprintable() else " " for c in cell)
+
+
+def _fitting(table: list[Filled], width: int, gap: int) -> tuple[list[Filled], list[Filled]]:
     """(columns beside each other, columns below their row)."""
-    shown = list(range(len(columns)))
-    if _least(columns, rows, shown, gap) <= width:
-        return shown, []
-    under: list[int] = []
-    for i in [i for i in reversed(shown) if columns[i].below]:
-        if _least(columns, rows, shown, gap) <= width:
+    shown, under = list(table), list[Filled]()
+    below = [one for one in reversed(table) if one[0].below]
+    others = [one for one in table if not one[0].below and one[0].drop is not None]
+    for one in (*below, *sorted(others, key=lambda one: one[0].drop or 0)):
+        if _least(shown, gap) <= width:
             break
-        shown.remove(i)
-        under.insert(0, i)
-    leaving = sorted(
-        (i for i in shown if columns[i].drop is not None), key=lambda i: columns[i].drop or 0
-    )
-    for i in leaving:
-        if _least(columns, rows, shown, gap) <= width:
-            break
-        shown.remove(i)
+        shown = [other for other in shown if other is not one]
+        under = [one, *under] if one[0].below else under
     return shown, under
 
 
-def _least(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], gap: int
-) -> int:
+def _least(table: list[Filled], gap: int) -> int:
     """Width below which these columns cannot stand beside each other."""
-    return sum(_narrowest(columns[i], [row[i] for row in rows]) for i in shown) + gap * (
-        len(shown) - 1
-    )
+    return sum(_narrowest(*one) for one in table) + gap * (len(table) - 1)
 
 
 def _narrowest(column: Column, cells: Sequence[str]) -> int:
@@ -132,20 +122,11 @@ def _narrowest(column: Column, cells: Sequence[str]) -> int:
     return max(whole, *(len(word) for word in column.name.split(" ")))
 
 
-def _widths(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    shown: Sequence[int],
-    width: int,
-    gap: int,
-) -> list[int]:
+def _widths(table: list[Filled], width: int, gap: int) -> list[int]:
     """Widths of the columns. The rest goes to those that wrap, or whose heading does, in turn."""
-    widths = [_narrowest(columns[i], [row[i] for row in rows]) for i in shown]
+    widths = [_narrowest(*one) for one in table]
     left = width - sum(widths) - gap * (len(widths) - 1)
-    natural = [
-        max((len(cell) for cell in (columns[i].name, *(row[i] for row in rows))), default=0)
-        for i in shown
-    ]
+    natural = [max(len(cell) for cell in (column.name, *cells)) for column, cells in table]
     while left > 0 and (
         growing := [index for index, size in enumerate(widths) if size < natural[index]]
     ):
@@ -156,18 +137,14 @@ def _widths(
 
 
 def _line(
-    cells: Sequence[Sequence[str]],
-    columns: Sequence[Column],
-    shown: Sequence[int],
-    widths: Sequence[int],
-    gap: int,
+    row: Sequence[Sequence[str]], table: list[Filled], widths: Sequence[int], gap: int
 ) -> list[str]:
     """One row of the table: as many lines as its tallest cell."""
     lines = []
-    for place in range(max((len(cell) for cell in cells), default=0)):
+    for index in range(max((len(cell) for cell in row), default=0)):
         parts = []
-        for cell, i, size in zip(cells, shown, widths, strict=True):
-            text = cell[place] if place < len(cell) else ""
-            parts.append(text.rjust(size) if columns[i].right else text.ljust(size))
+        for cell, (column, _), size in zip(row, table, widths, strict=True):
+            text = cell[index] if index < len(cell) else ""
+            parts.append(text.rjust(size) if column.right else text.ljust(size))
         lines.append((" " * gap).join(parts).rstrip())
     return lines
