@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from planner.api.storage.common import told
 from planner.catalog.clusters import cluster_document, cluster_names, gpu_names
 from planner.catalog.models import is_model_name, model_entry, model_names
 from planner.errors import UnknownNameError
@@ -64,21 +65,14 @@ def model_figures(model: ModelSpec) -> Entry:
     return {
         "parameters": model.total_parameters(),
         "active_parameters": model.active_parameters(),
-        "num_hidden_layers": model.num_hidden_layers,
-        "hidden_size": model.hidden_size,
-        "num_experts": model.num_experts,
-        "vocab_size": model.vocab_size,
+        **told(model, "num_hidden_layers", "hidden_size", "num_experts", "vocab_size"),
     }
 
 
 def _model_entry(name: str) -> Entry:
     entry, model = model_entry(name), load_model(name)
     return {
-        "name": entry.name,
-        "aliases": list(entry.aliases),
-        "source": entry.source,
-        "notes": entry.notes,
-        "published_parameters": entry.published_parameters,
+        **told(entry, "name", "aliases", "source", "notes", "published_parameters"),
         "published_parameters_exact": entry.exact,
         "parameters": model.total_parameters(),
         "active_parameters": model.active_parameters(),
@@ -91,8 +85,7 @@ def _model_entry(name: str) -> Entry:
 
 def gpu_figures(gpu: GpuSpec) -> Entry:
     return {
-        "memory_bytes": gpu.memory_bytes,
-        "memory_bandwidth_bytes_per_second": gpu.memory_bandwidth_bytes_per_second,
+        **told(gpu, "memory_bytes", "memory_bandwidth_bytes_per_second"),
         "bf16_flops_per_second": gpu.peak_flops_per_second.get("bf16"),
         "fp8_flops_per_second": gpu.peak_flops_per_second.get("fp8"),
         "power_limit_watts": gpu.power_limit_watts,
@@ -100,11 +93,7 @@ def gpu_figures(gpu: GpuSpec) -> Entry:
 
 
 def cluster_figures(cluster: ClusterSpec) -> Entry:
-    return {
-        "gpu": cluster.gpu.name,
-        "num_gpus": cluster.num_gpus,
-        "gpus_per_node": cluster.gpus_per_node,
-    }
+    return {"gpu": cluster.gpu.name, **told(cluster, "num_gpus", "gpus_per_node")}
 
 
 def _cluster_entry(name: str) -> Entry:
@@ -139,13 +128,9 @@ def _trainer_entry(name: str) -> Entry:
     return {
         **{key: value for key, value in entry.items() if not callable(value)},
         "tp_overlaps": [
-            {
-                "mechanism": row.mechanism,
-                "asked": row.asked,
-                "since": row.releases.since,
-                "distribution": row.releases.distribution,
-                "source": row.source,
-            }
+            told(row, "mechanism", "asked")
+            | told(row.releases, "since", "distribution")
+            | {"source": row.source}
             for row in rules.tp_overlaps
         ],
         "schedules": list(rules.schedules),

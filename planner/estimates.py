@@ -96,7 +96,7 @@ class Estimator:
 
     def __init__(self, calibration_of: CalibrationOf = lambda _: None) -> None:
         self.calibration_of = calibration_of
-        self._pricer = lru_cache(maxsize=MOST_PRICERS)(_pricer_of)
+        self._pricer = lru_cache(maxsize=MOST_PRICERS)(_Parts.pricer)
 
     def estimates(self, jobs: Sequence[Job]) -> list[Estimate | PlannerError]:
         """One answer a job, in order; the error of a job that cannot be priced."""
@@ -134,10 +134,9 @@ class _Parts:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Parts) and self.key == other.key
 
-
-def _pricer_of(parts: _Parts) -> Pricer:
-    job = parts.job
-    return Pricer.build(job.model, job.cluster, job.training, parts.calibration)
+    def pricer(self) -> Pricer:
+        job = self.job
+        return Pricer.build(job.model, job.cluster, job.training, self.calibration)
 
 
 def _as_asked(job: Job, estimate: Estimate) -> Estimate:

@@ -105,7 +105,7 @@ def key_figures(
     step_seconds: of a step where it was measured; the prediction is then shown beside it.
     """
     interval = estimate.interval
-    peak = interval_of(interval.peak_reserved_bytes if interval else None, "bytes")
+    peak = interval_of(interval.peak_reserved_bytes if interval else None, size)
     used = f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)}"
     rows = (
         *_speed_rows(estimate, step_seconds),
@@ -162,7 +162,7 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[Row, ..
         count += "what runs"
         return (
             ("throughput", f"{rate(tokens)} tokens/s/GPU", rate_interval(estimate)),
-            ("step", seconds(step), f"{interval_of(interval, 'seconds')}{learned}"),
+            ("step", seconds(step), f"{interval_of(interval, seconds)}{learned}"),
             ("MFU", percent(mfu), count),
         )
     faster = step / step_seconds

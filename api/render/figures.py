@@ -1,7 +1,7 @@
 """Numbers as text: one formatter a quantity, "-" where there is none."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from planner.specs.estimate import Estimate
 from planner.specs.plan import MOST_RISK, Plan
@@ -51,12 +51,9 @@ def rate_interval(estimate: Estimate) -> str:
     return f"{slowest} to {fastest} with {found.coverage:.0%} coverage"
 
 
-def interval_of(pair: tuple[float, float] | None, shown: str) -> str:
-    """Both ends of an interval, "lo to hi". shown: "seconds" or "bytes"."""
-    if pair is None:
-        return ""
-    words = seconds if shown == "seconds" else size
-    return f"{words(pair[0])} to {words(pair[1])}"
+def interval_of(pair: tuple[float, float] | None, words: Callable[[float], str]) -> str:
+    """Both ends of an interval, "lo to hi". words: `seconds` or `size`."""
+    return "" if pair is None else f"{words(pair[0])} to {words(pair[1])}"
 
 
 def too_risky(plan: Plan) -> Iterator[str]:

@@ -201,17 +201,14 @@ class GpuSpec(Typed):
         return given
 
     @model_validator(mode="after")
-    def _family_of_its_vendor(self) -> "GpuSpec":
+    def _consistent(self) -> "GpuSpec":
+        """Checks the vendor and the dtypes, and fills in the power at which its peaks hold."""
         vendor = VENDORS.get(self.family, self.vendor)
         if vendor != self.vendor:
             raise ValueError(
                 f"has family {self.family}, which is {vendor}'s, and vendor {self.vendor}; set "
                 f"vendor to {vendor}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _peaks_hold_at_a_power(self) -> "GpuSpec":
         if not self.nominal_power_watts:
             silicon = SILICON.get(self.family)
             nominal = self.power_limit_watts
@@ -219,6 +216,11 @@ class GpuSpec(Typed):
                 clock = self.boost_clock_hz or silicon.clock_hz
                 nominal = silicon.nominal_power_watts(self.dense_peak, clock)
             object.__setattr__(self, "nominal_power_watts", nominal)
+        unknown = sorted(set(self.peak_flops_per_second) - set(DTYPES))
+        if unknown or not self.peak_flops_per_second:
+            raise ValueError(
+                f"peak_flops names {', '.join(unknown) or 'no dtype'}; use {', '.join(DTYPES)}"
+            )
         return self
 
     @property
@@ -264,12 +266,3 @@ class GpuSpec(Typed):
     def __hash__(self) -> int:
         peaks = tuple(sorted(self.peak_flops_per_second.items()))
         return hash((self.name, self.memory_bytes, self.power_limit_watts, peaks))
-
-    @model_validator(mode="after")
-    def _known_dtypes(self) -> "GpuSpec":
-        unknown = sorted(set(self.peak_flops_per_second) - set(DTYPES))
-        if unknown or not self.peak_flops_per_second:
-            raise ValueError(
-                f"peak_flops names {', '.join(unknown) or 'no dtype'}; use {', '.join(DTYPES)}"
-            )
-        return self
