@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.api.calibration.update import all_measured, update_calibrations
-from planner.api.cli.output import note, say, show_json, working
+from planner.api.cli.output import note, tell, working
 from planner.api.cli.studying import bar, sweep_stand
 from planner.api.cli.typed import Json, complete_gpu, complete_pool
 from planner.api.jobs.leases import Observer
@@ -32,6 +32,10 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
+NOTHING = (
+    "no stored measurement tells a step time; `planner-cli probe` and `measurements import` supply "
+    "them"
+)
 FORMS = f"First measure a small grid on this pool: {listed(pool_forms())}."
 
 
@@ -60,25 +64,17 @@ def command(
             raise failure
     with working("learning from all measurements", quiet=json):
         made = update_calibrations(wiring, all_measured(wiring, gpu), anew=True)
-    if json:
-        rows = []
-        for one in made:
-            about = {"runs": one.num_runs, "stale": one.document.get("stale")}
-            rows.append({**told(one, "id", "trainer", "gpu"), **about, "knobs": knobs_moved(one)})
-        show_json(rows)
-        return
-    if not made:
-        say(
-            "no stored measurement tells a step time; `planner-cli probe` and `measurements "
-            "import` supply them"
-        )
+    rows, lines = [], []
     for one in made:
-        say(f"{one.id}: {one.trainer} on {one.gpu}, {counted(one.num_runs, 'run')}")
-        stale = one.document.get("stale")
+        stale, knobs = one.document.get("stale"), knobs_moved(one)
+        about = {"runs": one.num_runs, "stale": stale, "knobs": knobs}
+        rows.append({**told(one, "id", "trainer", "gpu"), **about})
+        lines.append(f"{one.id}: {one.trainer} on {one.gpu}, {counted(one.num_runs, 'run')}")
         if stale:
-            say(f"  {counted(stale['runs'], 'older run')} left out as stale: {stale['statement']}")
-        for knob, (before, after) in knobs_moved(one).items():
-            say(f"  {knob:22s} {before:.3g} -> {after:.3g}")
+            older = counted(stale["runs"], "older run")
+            lines.append(f"  {older} left out as stale: {stale['statement']}")
+        lines += [f"  {knob:22s} {old:.3g} -> {new:.3g}" for knob, (old, new) in knobs.items()]
+    tell(rows, lines or [NOTHING], json=json)
 
 
 def gpu_of(wiring: Wiring, pool: str) -> str:

@@ -13,14 +13,13 @@ from planner.api.cli.output import PIPED_WIDTH, as_text, make_console, note, say
 from planner.api.errors import need
 from planner.api.render.current import current_files
 from planner.api.render.plan import plan_view
-from planner.charts.chart import Chart
+from planner.charts.chart import SUFFIXES, Chart
 from planner.charts.terminal import scatter
 from planner.errors import fault
 from planner.specs.plan import Plan
 
 FLAG = "--plot"
 TERMINAL = Path("-")
-SUFFIXES = (".svg", ".png", ".html")
 Plot = Annotated[
     Path | None, typer.Option(FLAG, metavar="FILE", help="Draw it too: FILE.svg, .png or .html.")
 ]

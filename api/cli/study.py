@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from planner.api.cli.flags import PlanId
-from planner.api.cli.output import note, say, show_json
+from planner.api.cli.output import note, tell
 from planner.api.cli.typed import Json
 from planner.api.input.names import plan_id_of
 from planner.api.optuna_storage import counts_of, open_storage, without_password, write_study
@@ -46,10 +46,8 @@ def command(
             f"{plan.id} was stored before plans kept what their search considered: the study has "
             "its ranked layouts, its front and the counts of the others"
         )
-    if json:
-        show_json({"study": study.study_name, "storage": place, "trials": counts}, indent=None)
-        return
+    body = {"study": study.study_name, "storage": place, "trials": counts}
     ended = (f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
-    words = ", ".join(ended)
-    say(f"{study.study_name}: {counted(sum(counts.values()), 'trial')} ({words})")
-    say(f"optuna-dashboard {shlex.quote(place)}")
+    trials = f"{counted(sum(counts.values()), 'trial')} ({', '.join(ended)})"
+    lines = (f"{study.study_name}: {trials}", f"optuna-dashboard {shlex.quote(place)}")
+    tell(body, lines, json=json, indent=None)

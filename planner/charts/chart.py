@@ -3,7 +3,7 @@
 Source: https://vega.github.io/vega-lite/docs/
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -16,6 +16,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 MIME = "application/vnd.vegalite.v6+json"
 WIDTH, HEIGHT = 720, 400
 PNG_SCALE = 2.0
+SUFFIXES = (".svg", ".png", ".html")  # each a method of `Chart`
 
 # Okabe and Ito 2008, told apart with every kind of colour vision.
 BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#F0E442"
@@ -87,15 +88,11 @@ class Chart:
 
     def drawn(self, suffix: str) -> bytes:
         """As a file of this suffix: .svg, .png or .html. Raises SpecError for another."""
-        kinds: dict[str, Callable[[], bytes]] = {
-            ".svg": lambda: self.svg().encode(),
-            ".png": self.png,
-            ".html": lambda: self.html().encode(),
-        }
-        if suffix.lower() not in kinds:
-            remedy = f"name a file that ends in {', '.join(kinds)}"
+        if suffix.lower() not in SUFFIXES:
+            remedy = f"name a file that ends in {', '.join(SUFFIXES)}"
             raise fault("plot", suffix or None, "is no format of a chart", remedy)
-        return kinds[suffix.lower()]()
+        made: str | bytes = getattr(self, suffix.lower().removeprefix("."))()
+        return made.encode() if isinstance(made, str) else made
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """The drawing for a notebook, and the specification where it can draw that."""

@@ -252,23 +252,16 @@ class Plan(Value, Tabled):
         """
         usable = self.ranked[0].estimate.usable_bytes
         if kind == "pareto":
-            return Chart(
-                pareto(
-                    self.points(),
-                    usable,
-                    title="Throughput against memory",
-                    subtitle=f"number 1: {self.ranked[0].label}",
-                )
-            )
+            title, first = "Throughput against memory", f"number 1: {self.ranked[0].label}"
+            return Chart(pareto(self.points(), usable, title=title, subtitle=first))
+        parts = memory_parts if kind == "memory" else time_parts
+        drawn = [
+            bars.Bar(rank=one.rank, layout=one.label, parts=parts(one.estimate))
+            for one in self.ranked
+        ]
         if kind == "memory":
-            memory = [_bar(one, memory_parts(one.estimate)) for one in self.ranked]
-            return Chart(bars.memory(memory, usable, title="Memory of the fullest GPU"))
-        return Chart(
-            bars.time(
-                [_bar(one, time_parts(one.estimate)) for one in self.ranked],
-                title="Time of one step, as predicted",
-            )
-        )
+            return Chart(bars.memory(drawn, usable, title="Memory of the fullest GPU"))
+        return Chart(bars.time(drawn, title="Time of one step, as predicted"))
 
     def columns(self) -> dict[str, list[object]]:
         """The ranked layouts as columns: every field of the layout and the main figures, SI."""
@@ -316,10 +309,6 @@ SHOWN = ("#", "layout", "tok/s/GPU", "MFU", "step", "memory", "source")
 def _rates(tokens: float, interval: tuple[float, float] | None) -> tuple[float, float] | None:
     """The interval of tokens a second from that of a step."""
     return None if interval is None else (tokens / interval[1], tokens / interval[0])
-
-
-def _bar(one: RankedLayout, parts: list[tuple[str, float]]) -> bars.Bar:
-    return bars.Bar(rank=one.rank, layout=one.label, parts=parts)
 
 
 def _ranked_point(one: RankedLayout) -> Point:
