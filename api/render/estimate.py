@@ -22,7 +22,7 @@ from planner.api.render.simulations import communication_section
 from planner.specs.estimate import OOM_LIMIT, Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import Job
-from planner.specs.mixers import MIXER_WORDS
+from planner.specs.mixers import MIXER_KINDS
 from planner.trainers.registry import layout_line
 from planner.units import counted
 
@@ -178,7 +178,8 @@ def basis_line(estimate: Estimate) -> Text:
     """The basis of the figures: how many mechanisms runs show best, and the others by name."""
     names: dict[str, list[str]] = {}
     for name, kind in (estimate.basis or {}).items():
-        names.setdefault(kind, []).append(MIXER_WORDS.get(name, name))
+        mixer = MIXER_KINDS.get(name)
+        names.setdefault(kind, []).append(mixer.words if mixer else name)
     shown = [
         f"{counted(len(found), 'mechanism') if kind == 'calibrated' else ', '.join(found)} {kind}"
         for kind, found in sorted(names.items())

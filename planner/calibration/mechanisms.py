@@ -25,7 +25,7 @@ from planner.rules.pipeline import spelled_out
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import AC_KINDS, Layout
-from planner.specs.mixers import MIXER_WORDS
+from planner.specs.mixers import MIXER_KINDS
 from planner.specs.model import ModelSpec
 from planner.specs.training import CUDA_GRAPHS, OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.attention import library
@@ -314,7 +314,7 @@ def _mixes(mixer: str) -> Callable[[Setting], bool]:
 
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
-    yield from (_job(mixer, _mixes(mixer), words) for mixer, words in MIXER_WORDS.items())
+    yield from (_job(mixer, _mixes(mixer), kind.words) for mixer, kind in MIXER_KINDS.items())
     yield _job("hyper-connections", lambda s: s.model.hc_mult > 0)
     yield _job("mtp", lambda s: s.model.mtp_num_layers > 0, "multi-token prediction")
     yield _job("latent", lambda s: s.model.moe_latent_size > 0, "experts on a latent")

@@ -4,7 +4,8 @@ A layer is a mixer and a feed-forward behind it; some layers have only one of th
 has its operations in a file of `planner.work`, which `planner.work.mixers` lists.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import StrictBool
@@ -41,8 +42,6 @@ SLIDING: Mapping[str, str] = {
 }  # fmt: skip
 OF_WINDOWED_MLA = tuple(SLIDING.values())[4:]
 OF_MLA = ("fused_query_gate", "k_rope_norm", *OF_WINDOWED_MLA)
-# what `ModelSpec.clashes` finds: (key, rule, remedy)
-Clash = tuple[str, str, str]
 
 
 class Mixers(ResidualStreams):
@@ -222,7 +221,7 @@ class Mixers(ResidualStreams):
     @property
     def unusual_mixers(self) -> list[str]:
         """Mixers besides plain softmax attention, and layers without one, in words."""
-        used = [words for name, words in MIXER_WORDS.items() if name in self.mixers]
+        used = [kind.words for name, kind in MIXER_KINDS.items() if name in self.mixers]
         rows = (
             (self.attention_output_gate, "a gate on the output of attention"),
             (bool(self.mixer_only_layers), "layers without a feed-forward"),
@@ -247,15 +246,8 @@ class Mixers(ResidualStreams):
     @property
     def recurrent_heads(self) -> tuple[int, ...]:
         """Numbers of heads and of their groups, all of which must divide over ranks."""
-        numbers = {
-            "gated-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
-            "kimi-delta": (self.linear_num_key_heads, self.linear_num_value_heads),
-            "lightning": (self.linear_num_value_heads,),
-            "mamba": (self.mamba_num_heads,),
-            "mamba2": (self.mamba_n_groups, self.mamba_num_heads),
-            "attention-mamba2": (self.mamba_n_groups, self.mamba_num_heads),
-        }
-        return tuple(n for name, those in numbers.items() if name in self.mixers for n in those)
+        used = (fields.heads for name, fields in MIXER_KINDS.items() if name in self.mixers)
+        return tuple(getattr(self, name) for heads in used for name in heads)
 
     @property
     def compresses(self) -> bool:
@@ -283,93 +275,111 @@ class Mixers(ResidualStreams):
         return self.mamba_num_heads * self.mamba_head_dim
 
 
-MIXER_WORDS: Mapping[str, str] = {
-    "attention-shared": "layers that share keys and values",
-    "dsa": "sparse attention with an indexer (DSA)",
-    "dsa-shared": "layers that share the tokens of an indexer",
-    "msa": "sparse attention to blocks of tokens (MSA)",
-    "gated-delta": "gated DeltaNet (linear attention)",
-    "kimi-delta": "Kimi Delta Attention (linear attention)",
-    "lightning": "lightning (linear) attention",
-    "mamba": "Mamba (state space) layers",
-    "mamba2": "Mamba-2 (state space) layers",
-    "attention-mamba2": "Mamba-2 (state space) heads beside those of attention",
-    "short-conv": "gated short convolutions",
-    "shared-kv": "attention whose one key head is its values (DeepSeek-V4)",
-    "csa": "compressed sparse attention (CSA)",
-    "hca": "heavily compressed attention (HCA)",
-    "none": "layers without attention",
-}
-# Sizes that each mixer needs.
-_LINEAR = (
-    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-    "linear_value_head_dim", "linear_conv_kernel_dim",
-)  # fmt: skip
+# ---- one row a mixer -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MixerKind:
+    """Facts of a mixer besides its operations (`planner.work.mixers`).
+
+    words: its name in sentences.
+    sizes: the fields that it needs.
+    heads: the fields with numbers of heads, which must divide over ranks; the first, where there
+        are two, is the groups that divide the second.
+    parameters: its parameters in a layer of this hidden size, its own norms included; attention's
+        are in `model.Parameters`.
+    """
+
+    words: str
+    sizes: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    parameters: Callable[[Mixers, int], int] = lambda model, hidden: 0
+
+
+def _gated_delta(model: Mixers, hidden: int) -> int:
+    """Projections in and out, convolution, two scalars a head for the decay, and the gated norm."""
+    keys, values = model.linear_key_width, model.linear_value_width
+    heads = model.linear_num_value_heads
+    into = hidden * (2 * keys + 2 * values + 2 * heads)
+    mixed = model.linear_conv_kernel_dim * (2 * keys + values) + 2 * heads
+    return into + mixed + model.linear_value_head_dim + values * hidden
+
+
+def _kimi_delta(model: Mixers, hidden: int) -> int:
+    """A gated DeltaNet whose decay, one a channel, and gate are products of low rank."""
+    width, heads = model.linear_value_width, model.linear_num_value_heads
+    rank = model.linear_value_head_dim
+    gates = 2 * hidden * width if model.linear_full_gates else 2 * rank * (hidden + width)
+    into = hidden * (3 * width + heads) + gates
+    mixed = model.linear_conv_kernel_dim * 3 * width + width + heads
+    return into + mixed + rank + width * hidden
+
+
+def _lightning(model: Mixers, hidden: int) -> int:
+    """Projections in and out, a gate, and a norm over all heads."""
+    return model.linear_value_width * (5 * hidden + 1)
+
+
+def _mamba2(model: Mixers, hidden: int) -> int:
+    """Projections in and out, convolution, three scalars a head, and the gated norm."""
+    width, heads = model.mamba_width, model.mamba_num_heads
+    mixed = width + 2 * model.mamba_n_groups * model.ssm_state_size
+    taps = mixed * (model.mamba_d_conv + model.mamba_conv_bias)
+    biases = model.mamba_proj_bias * (width + mixed + heads + hidden)
+    own = taps + 3 * heads + width * model.mamba_norm
+    return hidden * (width + mixed + heads) + own + width * hidden + biases
+
+
+def _mamba(model: Mixers, hidden: int) -> int:
+    """Projections in and out, convolution, the step's low rank, states and norms."""
+    width, rank, state = model.mamba_width, model.mamba_dt_rank, model.ssm_state_size
+    taps = width * (model.mamba_d_conv + model.mamba_conv_bias)
+    low = width * (2 * rank + 2 * state + 1) + model.mamba_norm * (rank + 2 * state)
+    biases = model.mamba_proj_bias * (2 * width + hidden)
+    return 3 * hidden * width + biases + taps + low + width * (state + 1)
+
+
+def _short_conv(model: Mixers, hidden: int) -> int:
+    """Projections in and out, and the convolution."""
+    return 4 * hidden**2 + hidden * (model.linear_conv_kernel_dim + 5 * model.short_conv_bias)
+
+
+def _block_indexer(model: Mixers, hidden: int) -> int:
+    """Queries and one key head of the indexer, and a norm of each."""
+    heads, width = model.index_n_heads, model.index_head_dim
+    return hidden * (heads + 1) * width + 2 * width
+
+
+_DELTA_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
+_LINEAR = (*_DELTA_HEADS, "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim")
 _INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
 _SHARED_KV = ("q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
-_MAMBA = (
-    "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "mamba_d_conv", "mamba_n_groups",
-    "mamba_chunk_size",
-)  # fmt: skip
-MIXER_SIZES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gated-delta", "kimi-delta"), _LINEAR),
-    **dict.fromkeys(("mamba2", "attention-mamba2"), _MAMBA),
-    "mamba": (*_MAMBA[:4], "mamba_dt_rank"),
-    **dict.fromkeys(("dsa", "dsa-shared"), _INDEXER),
-    "msa": (*_INDEXER, "index_block_size"),
-    "lightning": (*_LINEAR[:4], "lightning_block_size"),
-    "short-conv": ("linear_conv_kernel_dim",),
-    "shared-kv": _SHARED_KV,
-    "csa": (*_SHARED_KV, *_INDEXER, "compress_rate_csa"),
-    "hca": (*_SHARED_KV, "compress_rate_hca"),
-}
-
-
-# (mixer, heads, the groups that divide them)
-_GROUPED = (
-    ("gated-delta", "linear_num_value_heads", "linear_num_key_heads"),
-    ("kimi-delta", "linear_num_value_heads", "linear_num_key_heads"),
-    ("mamba2", "mamba_num_heads", "mamba_n_groups"),
-    ("attention-mamba2", "mamba_num_heads", "mamba_n_groups"),
-    *((mixer, "num_attention_heads", "o_groups") for mixer in COMPRESSED),
-)
-# size -> the mixers that alone read it
-_OWNED: tuple[tuple[str, frozenset[Mixer], str], ...] = (
-    ("o_groups", COMPRESSED, "shared-kv, csa and hca layers"),
-    ("compress_rate_csa", frozenset({"csa"}), "csa layers"),
-    ("compress_rate_hca", frozenset({"hca"}), "hca layers"),
-    ("use_double_wide_mlp", frozenset({"attention-shared"}), "attention-shared layers"),
-)
-
-
-def mixer_clashes(model: Mixers, layers: int) -> Iterator[Clash]:
-    """Contradictions between fields of `Mixers`; layers: of the model."""
-    used = set(model.mixers)
-    rows, width = model.vocab_size_per_layer_input, model.hidden_size_per_layer_input
-    if len(model.mixers) not in (0, layers):
-        rule = f"needs one value for each of {layers} layers"
-        yield "mixers", rule, "give as many values as layers"
-    if any(index >= layers for index in model.mixer_only_layers):
-        rule = f"names a layer beyond the {layers}"
-        yield "mixer_only_layers", rule, f"give 0 to {layers - 1}"
-    if any(model.mixers[i : i + 1] == ("none",) for i in model.mixer_only_layers):
-        yield "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"
-    if bool(rows) != bool(width):
-        rule = f"is {rows} where hidden_size_per_layer_input is {width}"
-        yield "vocab_size_per_layer_input", rule, "give both, or neither"
-    for mixer, names in MIXER_SIZES.items():
-        for name in names if mixer in used else ():
-            if getattr(model, name) == 0:
-                yield name, f"is needed by {mixer} layers", "give it as in the config.json"
-    for mixer, heads, groups in _GROUPED:
-        if mixer in used and getattr(model, heads) % max(getattr(model, groups), 1):
-            yield (
-                groups,
-                f"does not divide {getattr(model, heads)} heads",
-                f"give a divisor of {heads}",
-            )
-    if model.hc_mult == 1:
-        yield "hc_mult", "is one stream, which has no mixes", "leave it out"
-    for name, owners, words in _OWNED:
-        if getattr(model, name) and not used & owners:
-            yield name, f"is of {words} alone", "give such layers in mixers, or leave it out"
+_MAMBA_HEADS = ("mamba_n_groups", "mamba_num_heads")
+_MAMBA = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "mamba_d_conv")
+_MAMBA2 = (*_MAMBA, "mamba_n_groups", "mamba_chunk_size")
+MIXER_KINDS: Mapping[str, MixerKind] = {
+    "attention-shared": MixerKind("layers that share keys and values"),
+    "dsa": MixerKind("sparse attention with an indexer (DSA)", _INDEXER),
+    "dsa-shared": MixerKind("layers that share the tokens of an indexer", _INDEXER),
+    "msa": MixerKind("sparse attention to blocks of tokens (MSA)",
+        (*_INDEXER, "index_block_size"), (), _block_indexer),
+    "gated-delta": MixerKind(
+        "gated DeltaNet (linear attention)", _LINEAR, _DELTA_HEADS, _gated_delta),
+    "kimi-delta": MixerKind(
+        "Kimi Delta Attention (linear attention)", _LINEAR, _DELTA_HEADS, _kimi_delta),
+    "lightning": MixerKind("lightning (linear) attention",
+        (*_LINEAR[:4], "lightning_block_size"), _DELTA_HEADS[1:], _lightning),
+    "mamba": MixerKind("Mamba (state space) layers",
+        (*_MAMBA, "mamba_dt_rank"), _MAMBA_HEADS[1:], _mamba),
+    "mamba2": MixerKind("Mamba-2 (state space) layers", _MAMBA2, _MAMBA_HEADS, _mamba2),
+    "attention-mamba2": MixerKind("Mamba-2 (state space) heads beside those of attention",
+        _MAMBA2, _MAMBA_HEADS, _mamba2),
+    "short-conv": MixerKind(
+        "gated short convolutions", ("linear_conv_kernel_dim",), (), _short_conv),
+    "shared-kv": MixerKind(
+        "attention whose one key head is its values (DeepSeek-V4)", _SHARED_KV),
+    "csa": MixerKind("compressed sparse attention (CSA)",
+        (*_SHARED_KV, *_INDEXER, "compress_rate_csa")),
+    "hca": MixerKind("heavily compressed attention (HCA)", (*_SHARED_KV, "compress_rate_hca")),
+    "none": MixerKind("layers without attention"),
+}  # fmt: skip

@@ -15,17 +15,15 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
-from planner.specs.mixer_parameters import MIXER_PARAMETERS
 from planner.specs.mixers import (
     ATTENDING,
     COMPRESSED,
+    MIXER_KINDS,
     OF_MLA,
     PREDICTING,
     SLIDING,
-    Clash,
     Mixer,
     Mixers,
-    mixer_clashes,
 )
 from planner.specs.network import NETWORK_FIELDS, Count
 from planner.specs.validation import Name
@@ -37,6 +35,7 @@ QkNorm = Literal["none", "head", "full"]
 PositionEmbedding = Literal["rope", "learned", "none"]
 
 Size = Annotated[StrictInt, Field(ge=1)]
+Clash = tuple[str, str, str]  # what `ModelSpec.clashes` finds: (key, rule, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +160,7 @@ class ModelSpec(Mixers):
 
     def clashes(self, prefix: str = "model") -> list[Fault]:
         """Contradictions between fields, each as a fault; empty for a model that can be built."""
-        found = (
-            *_attention_clashes(self),
-            *_layer_clashes(self),
-            *mixer_clashes(self, self.num_hidden_layers),
-        )
+        found = (*_attention_clashes(self), *_layer_clashes(self), *_mixer_clashes(self))
         return [
             Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy)
             for key, rule, remedy in found
@@ -459,12 +454,12 @@ class Parameters:
 
     def mixer(self, kind: LayerKind) -> int:
         """Parameters of a layer's mixer; norms() has those of attention's own norms."""
-        count = MIXER_PARAMETERS.get(kind.mixer)
         own = Parameters(self.model.at(kind.window)).attention(not kind.shares_keys)
         attention = own if kind.attends else 0
         attention += self._indexer() * (kind.mixer == "dsa")
         attention += self._compressed(kind.mixer) * (kind.mixer in COMPRESSED)
-        return attention + (0 if count is None else count(self.model, self.model.hidden_size))
+        known = MIXER_KINDS.get(kind.mixer)
+        return attention + (known.parameters(self.model, self.model.hidden_size) if known else 0)
 
     def layer(self, kind: LayerKind) -> int:
         model = self.model
@@ -597,6 +592,37 @@ def _expert_clashes(model: ModelSpec) -> Iterator[Clash]:
         yield "topk_group", f"is not 1 to {groups} groups", f"give 1 to {groups}"
 
 
+def _mixer_clashes(model: ModelSpec) -> Iterator[Clash]:
+    used, layers = set(model.mixers), model.num_hidden_layers
+    rows, width = model.vocab_size_per_layer_input, model.hidden_size_per_layer_input
+    if len(model.mixers) not in (0, layers):
+        rule = f"needs one value for each of {layers} layers"
+        yield "mixers", rule, "give as many values as layers"
+    if any(index >= layers for index in model.mixer_only_layers):
+        rule = f"names a layer beyond the {layers}"
+        yield "mixer_only_layers", rule, f"give 0 to {layers - 1}"
+    if any(model.mixers[i : i + 1] == ("none",) for i in model.mixer_only_layers):
+        yield "mixer_only_layers", "leaves a layer with nothing", "give it a mixer"
+    if bool(rows) != bool(width):
+        rule = f"is {rows} where hidden_size_per_layer_input is {width}"
+        yield "vocab_size_per_layer_input", rule, "give both, or neither"
+    for mixer, kind in MIXER_KINDS.items():
+        for name in kind.sizes if mixer in used else ():
+            if getattr(model, name) == 0:
+                yield name, f"is needed by {mixer} layers", "give it as in the config.json"
+    split = [kind.heads for mixer, kind in MIXER_KINDS.items() if mixer in used]
+    split += [("o_groups", "num_attention_heads")] * len(used & COMPRESSED)
+    for groups, heads in (pair for pair in split if len(pair) == 2):
+        if getattr(model, heads) % max(getattr(model, groups), 1):
+            rule = f"does not divide {getattr(model, heads)} heads"
+            yield groups, rule, f"give a divisor of {heads}"
+    if model.hc_mult == 1:
+        yield "hc_mult", "is one stream, which has no mixes", "leave it out"
+    for name, owners, words in _OWNED:
+        if getattr(model, name) and not used & owners:
+            yield name, f"is of {words} alone", "give such layers in mixers, or leave it out"
+
+
 def _keys(model: ModelSpec, kind: LayerKind, seq_len: int) -> int:
     """Keys that a query of the layer is counted to attend to."""
     if kind.mixer not in COMPRESSED:
@@ -609,6 +635,13 @@ def _keys(model: ModelSpec, kind: LayerKind, seq_len: int) -> int:
 _BESIDE_EXPERTS = (
     ("zero_expert_num", "stands beside experts that compute"),
     ("num_hash_layers", "is of layers with experts"),
+)
+# size -> the mixers that alone read it
+_OWNED: tuple[tuple[str, frozenset[Mixer], str], ...] = (
+    ("o_groups", COMPRESSED, "shared-kv, csa and hca layers"),
+    ("compress_rate_csa", frozenset({"csa"}), "csa layers"),
+    ("compress_rate_hca", frozenset({"hca"}), "hca layers"),
+    ("use_double_wide_mlp", frozenset({"attention-shared"}), "attention-shared layers"),
 )
 _USUAL: tuple[Mixer, ...] = ("attention",)
 _SHAPE = itemgetter(*(name for name in ModelSpec.model_fields if name not in NETWORK_FIELDS))

@@ -1,7 +1,7 @@
 """The mixers besides softmax attention that a layer can have, a row each.
 
-A new one is a file with its operations, a row here, its shapes in `planner.specs.mixers` and its
-parameters in `planner.specs.mixer_parameters`.
+A new one is a file with its operations, a row here, and in `planner.specs.mixers` its shapes and a
+row with its words, sizes and parameters.
 """
 
 from collections.abc import Callable, Mapping

@@ -28,8 +28,7 @@ from planner.rules import Context
 from planner.rules.support import obstacles
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
-from planner.specs.mixer_parameters import MIXER_PARAMETERS
-from planner.specs.mixers import Mixer
+from planner.specs.mixers import MIXER_KINDS, Mixer, MixerKind
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.megatron_models import lacking
 from planner.trainers.registry import TRAINERS, release_of
@@ -502,7 +501,8 @@ def test_a_new_mixer_is_its_operations_and_a_row(monkeypatch: pytest.MonkeyPatch
         row = MixerWork(operations=operations, sizes=lambda _, tp: {"toy": width / tp},
                         cut=frozenset({"toy"}))  # fmt: skip
         monkeypatch.setitem(MIXERS, "short-conv", row)  # under a name that models may have
-        monkeypatch.setitem(MIXER_PARAMETERS, "short-conv", lambda _, hidden: 2 * hidden * width)
+        toy = MixerKind("toys", parameters=lambda _, hidden: 2 * hidden * width)
+        monkeypatch.setitem(MIXER_KINDS, "short-conv", toy)
         shapes = {
             "name": f"toy-{width}", "hidden_size": 1024, "intermediate_size": 4096,
             "num_hidden_layers": 4, "num_attention_heads": 16, "vocab_size": 4096,
