@@ -470,7 +470,7 @@ class _Columns:
             StageMemory(
                 peak_allocated_bytes=here["allocated"][rank],
                 peak_reserved_bytes=reserved[rank],
-                **{field: here[name][rank] for name, field in MEMORY_PARTS},
+                **{part.field: here[part.name][rank] for part in MEMORY_PARTS if part.field},
             )
             for rank in range(len(reserved))
         ]

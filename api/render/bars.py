@@ -13,14 +13,6 @@ COLOURS = (
     "green", "cyan", "blue", "magenta", "yellow", "red", "bright_blue", "bright_magenta", "white",
     "bright_black",
 )  # fmt: skip
-LETTERS = {
-    "parameters": "P", "gradients": "G", "activations": "A", "logits": "L", "buffers": "B",
-    "workspace": "W", "fragmentation": "F", "context": "x",
-    "compute": "C", "recompute": "R", "launches": "l", "host waits": "w", "bubble": "b",
-    "optimizer": "O", "straggler": "s", "other": "o",
-    "tp comm": "T", "cp comm": "X", "ep comm": "E", "pp comm": "P", "fsdp comm": "F",
-    "dp comm": "D",
-}  # fmt: skip
 FREE = "·"
 GAP = "   "
 
@@ -89,16 +81,18 @@ def legend(parts: Sequence[BarPart], width: int, *, letters: bool) -> Text:
 
 def memory_parts(estimate: Estimate) -> list[BarPart]:
     """Parts of the worst pipeline rank's device memory, in bytes; they sum to device_bytes."""
+    letters = {part.name: part.letter for part in estimate_parts.MEMORY_PARTS}
     return [
-        BarPart(name, LETTERS[name], size, format_bytes(size))
+        BarPart(name, letters[name], size, format_bytes(size))
         for name, size in estimate_parts.memory_parts(estimate)
     ]
 
 
 def time_parts(estimate: Estimate) -> list[BarPart]:
     """Parts of one step on the critical path, in seconds; they sum to step_seconds."""
+    letters = {part.name: part.letter for part in estimate_parts.TIME_PARTS}
     total = estimate.step_seconds or 1.0
     return [
-        BarPart(name, LETTERS[name], size, f"{format_seconds(size)} ({size / total:.0%})")
+        BarPart(name, letters[name], size, f"{format_seconds(size)} ({size / total:.0%})")
         for name, size in estimate_parts.time_parts(estimate)
     ]

@@ -2,38 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-from planner.charts.chart import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-    Spec,
-    by_name,
-    present,
-    spec_of,
-)
+from planner.charts.chart import VERMILION, Spec, by_name, present, spec_of
 from planner.units import GIB, format_bytes
 
 BAR_STEP = 26
-# A part has the same colour on every chart; what waits or is lost is grey.
-MEMORY_COLOURS: Mapping[str, str] = MappingProxyType({
-    "parameters": BLUE, "gradients": SKY, "optimizer": GREEN, "activations": ORANGE,
-    "logits": YELLOW, "buffers": PURPLE, "workspace": VERMILION, "fragmentation": GREY,
-    "context": "#666666",
-})  # fmt: skip
-TIME_COLOURS: Mapping[str, str] = MappingProxyType({
-    "compute": BLUE, "recompute": SKY, "tp comm": ORANGE, "cp comm": YELLOW,
-    "ep comm": VERMILION, "pp comm": "#B8860B", "fsdp comm": PURPLE, "dp comm": "#8A4F9E",
-    "launches": "#44AA99", "host waits": "#88CCAA", "bubble": GREY, "optimizer": GREEN,
-    "straggler": "#666666", "other": "#BBBBBB",
-})  # fmt: skip
+Colours = Mapping[str, str]  # of each part, in their order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +35,13 @@ class Bar:
         ]
 
 
-def memory(bars: Sequence[Bar], usable_bytes: float | None, *, title: str) -> Spec:
+def memory(
+    bars: Sequence[Bar], colours: Colours, usable_bytes: float | None, *, title: str
+) -> Spec:
     """Device memory of the fullest GPU. usable_bytes: the limit that is drawn."""
     rows = [{**row, "gib": row["size"] / GIB} for bar in bars for row in bar.rows()]
     subtitle = "" if usable_bytes is None else f"the line is at {format_bytes(usable_bytes)} usable"
-    body = _bars(rows, "gib", "device memory, GiB", MEMORY_COLOURS, ".2f")
+    body = _bars(rows, "gib", "device memory, GiB", colours, ".2f")
     if usable_bytes is not None:
         body["datasets"]["limit"] = [{"gib": usable_bytes / GIB}]
         rule = {"type": "rule", "color": VERMILION, "strokeDash": [2, 2], "strokeWidth": 2}
@@ -73,15 +50,13 @@ def memory(bars: Sequence[Bar], usable_bytes: float | None, *, title: str) -> Sp
     return spec_of(title, subtitle, body, height={"step": BAR_STEP})
 
 
-def time(bars: Sequence[Bar], *, title: str) -> Spec:
+def time(bars: Sequence[Bar], colours: Colours, *, title: str) -> Spec:
     rows = [{**row, "seconds": row["size"]} for bar in bars for row in bar.rows()]
-    body = _bars(rows, "seconds", "seconds of one step", TIME_COLOURS, ".4s")
+    body = _bars(rows, "seconds", "seconds of one step", colours, ".4s")
     return spec_of(title, "on the critical path", body, height={"step": BAR_STEP})
 
 
-def _bars(
-    rows: list[dict[str, Any]], field: str, title: str, colours: Mapping[str, str], shown: str
-) -> Spec:
+def _bars(rows: list[dict[str, Any]], field: str, title: str, colours: Colours, shown: str) -> Spec:
     drawn = present(colours, (row["part"] for row in rows))
     y = {"field": "number", "type": "nominal", "sort": None, "title": None}
     mark = {

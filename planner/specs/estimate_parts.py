@@ -1,38 +1,58 @@
 """Parts of an estimate's memory and time, in the words of every table and chart."""
 
+from dataclasses import dataclass
+
+from planner.charts.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from planner.specs.estimate import Estimate
 
 NEGLIGIBLE = 0.0005
+DARK = "#666666"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a layout's memory or time.
+
+    field: of `StageMemory` or `TimeBreakdown`; "" for what follows from other figures.
+    letter: shown in bars without colours. colour: on every chart; what waits or is lost is grey.
+    words: its name in sentences.
+    """
+
+    name: str
+    field: str
+    letter: str
+    colour: str
+    words: str = ""
+
+
 MEMORY_PARTS = (
-    ("parameters", "parameters_bytes"), ("gradients", "gradients_bytes"),
-    ("optimizer", "optimizer_bytes"), ("activations", "activations_bytes"),
-    ("logits", "logits_bytes"), ("buffers", "communication_buffers_bytes"),
-    ("workspace", "workspace_bytes"), ("fragmentation", "fragmentation_bytes"),
-)  # fmt: skip
+    Part("parameters", "parameters_bytes", "P", BLUE),
+    Part("gradients", "gradients_bytes", "G", SKY),
+    Part("optimizer", "optimizer_bytes", "O", GREEN),
+    Part("activations", "activations_bytes", "A", ORANGE),
+    Part("logits", "logits_bytes", "L", YELLOW),
+    Part("buffers", "communication_buffers_bytes", "B", PURPLE),
+    Part("workspace", "workspace_bytes", "W", VERMILION),
+    Part("fragmentation", "fragmentation_bytes", "F", GREY),
+    Part("context", "", "x", DARK),
+)
 TIME_PARTS = (
-    ("compute", "compute_seconds"), ("recompute", "recompute_seconds"),
-    ("launches", "launch_seconds"), ("host waits", "host_wait_seconds"),
-    ("bubble", "bubble_seconds"), ("optimizer", "optimizer_seconds"),
-    ("straggler", "straggler_seconds"), ("other", "other_seconds"),
-)  # fmt: skip
-
-
-PART_WORDS = {
-    "compute": "matrix and attention kernels",
-    "recompute": "recomputing activations",
-    "bubble": "the pipeline bubble",
-    "optimizer": "the optimizer step",
-    "straggler": "waiting for the slowest rank",
-    "launches": "waiting for kernel launches",
-    "host waits": "host waits for the device",
-    "other": "loading, logging and synchronisation",
-    "tp comm": "tensor-parallel communication",
-    "cp comm": "context-parallel communication",
-    "ep comm": "expert dispatch and combine",
-    "pp comm": "pipeline sends",
-    "fsdp comm": "FSDP gathers and scatters",
-    "dp comm": "the gradient all-reduce across replicas",
-}
+    Part("compute", "compute_seconds", "C", BLUE, "matrix and attention kernels"),
+    Part("recompute", "recompute_seconds", "R", SKY, "recomputing activations"),
+    Part("tp comm", "", "T", ORANGE, "tensor-parallel communication"),
+    Part("cp comm", "", "X", YELLOW, "context-parallel communication"),
+    Part("ep comm", "", "E", VERMILION, "expert dispatch and combine"),
+    Part("pp comm", "", "P", "#B8860B", "pipeline sends"),
+    Part("fsdp comm", "", "F", PURPLE, "FSDP gathers and scatters"),
+    Part("dp comm", "", "D", "#8A4F9E", "the gradient all-reduce across replicas"),
+    Part("launches", "launch_seconds", "l", "#44AA99", "waiting for kernel launches"),
+    Part("host waits", "host_wait_seconds", "w", "#88CCAA", "host waits for the device"),
+    Part("bubble", "bubble_seconds", "b", GREY, "the pipeline bubble"),
+    Part("optimizer", "optimizer_seconds", "O", GREEN, "the optimizer step"),
+    Part("straggler", "straggler_seconds", "s", DARK, "waiting for the slowest rank"),
+    Part("other", "other_seconds", "o", "#BBBBBB", "loading, logging and synchronisation"),
+)
+PART_WORDS = {part.name: part.words for part in TIME_PARTS}
 
 
 def memory_parts(estimate: Estimate) -> list[tuple[str, float]]:
@@ -40,7 +60,8 @@ def memory_parts(estimate: Estimate) -> list[tuple[str, float]]:
     if estimate.memory is None:
         return []
     stage = estimate.memory.stages[estimate.memory.worst_stage]
-    sizes = [(name, float(getattr(stage, field))) for name, field in MEMORY_PARTS]
+    stated = [part for part in MEMORY_PARTS if part.field]
+    sizes = [(part.name, float(getattr(stage, part.field))) for part in stated]
     beyond = (estimate.device_bytes or 0.0) - sum(size for _, size in sizes)
     return _noticeable([*sizes, ("context", max(0.0, beyond))], sum(s for _, s in sizes) + beyond)
 
@@ -54,9 +75,16 @@ def all_time_parts(estimate: Estimate) -> list[tuple[str, float]]:
     """(name, seconds) of one step on the critical path; they sum to step_seconds."""
     if estimate.time is None:
         return []
-    sizes = [(name, float(getattr(estimate.time, field))) for name, field in TIME_PARTS]
-    exposed = estimate.time.exposed_communication_seconds.items()
-    return [*sizes[:2], *((f"{axis} comm", size) for axis, size in exposed), *sizes[2:]]
+    exposed = estimate.time.exposed_communication_seconds
+    return [
+        (
+            part.name,
+            float(getattr(estimate.time, part.field))
+            if part.field
+            else exposed.get(part.name.removesuffix(" comm"), 0.0),
+        )
+        for part in TIME_PARTS
+    ]
 
 
 def bottleneck(estimate: Estimate) -> str:

@@ -11,7 +11,7 @@ from planner.charts.chart import Chart
 from planner.charts.pareto import Point, pareto
 from planner.charts.table import Tabled
 from planner.specs.estimate import OOM_LIMIT, Estimate
-from planner.specs.estimate_parts import memory_parts, time_parts
+from planner.specs.estimate_parts import MEMORY_PARTS, TIME_PARTS, memory_parts, time_parts
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan_comparisons import (
     BestMeasured,
@@ -254,14 +254,16 @@ class Plan(Value, Tabled):
         if kind == "pareto":
             title, first = "Throughput against memory", f"number 1: {self.ranked[0].label}"
             return Chart(pareto(self.points(), usable, title=title, subtitle=first))
+        known = MEMORY_PARTS if kind == "memory" else TIME_PARTS
+        colours = {part.name: part.colour for part in known}
         parts = memory_parts if kind == "memory" else time_parts
         drawn = [
             bars.Bar(rank=one.rank, layout=one.label, parts=parts(one.estimate))
             for one in self.ranked
         ]
         if kind == "memory":
-            return Chart(bars.memory(drawn, usable, title="Memory of the fullest GPU"))
-        return Chart(bars.time(drawn, title="Time of one step, as predicted"))
+            return Chart(bars.memory(drawn, colours, usable, title="Memory of the fullest GPU"))
+        return Chart(bars.time(drawn, colours, title="Time of one step, as predicted"))
 
     def columns(self) -> dict[str, list[object]]:
         """The ranked layouts as columns: every field of the layout and the main figures, SI."""

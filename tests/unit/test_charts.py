@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from planner.api.render.bars import LETTERS
 from planner.api.render.charts import study_chart, sweep_chart, sweep_points
 from planner.calibration.comparison import shipped_comparison
 from planner.calibration.report import chart_of, runs_of
-from planner.charts import bars
 from planner.charts.accuracy import BAND, RunPoint, accuracy, within_band
 from planner.charts.chart import Chart
 from planner.charts.pareto import FARTHEST, Point, front, pareto, shown
@@ -25,6 +23,7 @@ from planner.charts.timeline import timeline as drawn_timeline
 from planner.errors import MissingPackageError, SpecError
 from planner.intake.jobs import read_job
 from planner.plan.timeline import timeline
+from planner.specs.estimate_parts import MEMORY_PARTS, TIME_PARTS
 from planner.specs.plan import Plan
 from planner.units import GIB
 from tests.conftest import JOB, needed
@@ -121,10 +120,10 @@ def test_bars_add_up_to_the_estimate(plan: Plan, kind: Any, whole: str) -> None:
     assert "#1" in drawn(chart)
 
 
-def test_every_part_has_a_colour_of_its_own() -> None:
-    for colours in (bars.MEMORY_COLOURS, bars.TIME_COLOURS):
-        assert len(set(colours.values())) == len(colours)
-    assert set(LETTERS) == set(bars.MEMORY_COLOURS) | set(bars.TIME_COLOURS)
+def test_every_part_has_a_colour_and_a_letter_of_its_own() -> None:
+    for parts in (MEMORY_PARTS, TIME_PARTS):
+        for own in ("name", "letter", "colour"):
+            assert len({getattr(part, own) for part in parts}) == len(parts)
 
 
 def test_the_timeline_shows_every_action() -> None:
