@@ -79,7 +79,7 @@ def command(
     seed: Seed of the sampler.
     save_dir: Write the plan and runnable files of every rank here.
     """
-    values = job_of_flags(ctx.params)
+    values = job_of_flags(ctx.params)  # by name: most flags are the job's
     if job is None and values.get("current") is None:
         check_complete(values)
     if save_dir is not None:

@@ -1,5 +1,6 @@
 """The command line in this process: flags into jobs, errors in a line each, no half answers."""
 
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from planner.api.cli.flags import (
     parse_pair,
 )
 from planner.api.cli.root import COMMANDS, tree
+from planner.api.docstrings import notes_in
 from planner.api.render.plan import short_path
 from planner.api.settings import Settings
 from planner.api.storage.store import SqlStore
@@ -320,3 +322,12 @@ def test_the_table_of_commands_has_each_commands_own_line_of_help(say: Say) -> N
     assert {name: one.get_short_help_str(999) for name, one in commands.items()} == COMMANDS
     listed = say("--help").out.partition("Commands:")[2].splitlines()
     assert [line.split()[0] for line in listed if line.strip()] == list(commands)
+
+
+def test_every_flag_has_its_help_and_no_help_is_of_another() -> None:
+    commands = [get_command(tree())]
+    for command in commands:  # which grows by the commands of groups
+        commands += getattr(command, "commands", {}).values()
+        assert [one.name for one in command.params if "--" in one.opts[0] and not one.help] == []  # type: ignore[attr-defined]
+        explained = notes_in(inspect.getdoc(command.callback) or "")
+        assert explained.keys() <= {one.name for one in command.params}, command.name
