@@ -45,7 +45,6 @@ INDIRECT = {
     "planner/cost/layer/unit_work": ("tests/unit/test_memory.py",),
     "planner/work/checkpointing": ("tests/unit/test_attention_kernels.py",),
     "planner/cost/machine/device": ("tests/property/test_price_property.py",),
-    "planner/cost/machine/side_by_side": ("tests/property/test_everything_prices.py",),
     "planner/cost/network/collectives": ("tests/property/test_everything_prices.py",),
     "planner/study/policy": ("tests/unit/test_probing_loop.py",),
     "planner/specs/estimate": ("tests/unit/test_megatron_judge.py",),

@@ -212,7 +212,7 @@ def tables(job: PreparedJob, prices: Prices) -> Iterator["CommunicationTable"]:
 def _of_layers(job: PreparedJob, inputs: CostInputs) -> Iterator[_Calls]:
     """Collectives of the units' operations, at distinct rows.
 
-    Where layouts have block-N, layers count by kind and mode (`cost_rows.CostRows`).
+    Where layouts have block-N, layers count by kind and mode (`CostInputs`).
     """
     rows = inputs.unit_rows
     units = list(units_of(job.context(rows), job.model))

@@ -1,12 +1,13 @@
 """Costs of units, shards and ranks, from which time and memory of N layouts are summed.
 
-They are computed at distinct rows.
+They are computed at distinct rows: units and shards that differ in cost.
 Letters: N layouts, U distinct rows, R pipeline ranks priced, K + 2 units (layers by kind,
 embedding, head).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -14,16 +15,68 @@ from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, groups, taken
 from planner.cost import chunks
-from planner.cost.cost_rows import CostRows, open_columns, unit_key
 from planner.cost.data_parallel import sharding
+from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.unit_costs import MODE, UnitCosts, unit_costs
 from planner.cost.layer.unit_work import TRAVEL_FIELDS, Savings, UnitWork, savings, unit_work
+from planner.cost.loads import RankLoads
+from planner.cost.pipeline import stages
+from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
-from planner.rules import cuda_graphs
+from planner.precision import column
+from planner.rules import cuda_graphs, experts
 from planner.work.axes import ULYSSES
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, MODULES, NONE
 
 ColumnsT = TypeVar("ColumnsT", UnitCosts, sharding.UnitShards)
+STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
+
+
+def unit_fields(job: PreparedJob) -> tuple[str, ...]:
+    """The layout fields that the cost of a unit depends on."""
+    values, several = unit_key(job)
+    return values + several
+
+
+def open_columns(job: PreparedJob) -> tuple[str, ...]:
+    """Columns that decide about CUDA graphs and an overlapped exchange.
+
+    A job asks for them at every price.
+    """
+    if job.known.open_columns is None:
+        read = (rules.columns_read(job.rules_context) for rules in (cuda_graphs, experts))
+        job.known.open_columns = tuple(dict.fromkeys(chain(*read)))
+    return job.known.open_columns
+
+
+def unit_key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """`layers.key` and `open_columns`, looked up once for each job."""
+    if job.known.unit_key is not None:
+        return job.known.unit_key
+    values, several = layers.key(job.cluster.rank_order, job.model, job.recipes)
+    read = dict.fromkeys((*values, *several, *open_columns(job)))
+    several = tuple(name for name in read if name in STAGE_COUNTS and name not in values)
+    job.known.unit_key = tuple(name for name in read if name not in several), several
+    return job.known.unit_key
+
+
+def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
+    """(the U rows of the batch whose units differ in cost, row of each layout (N,)).
+
+    Where a unit's cost depends on whether there are several stages, the rows have 2 of them.
+    """
+    return groups.distinct(as_units_see(job, batch), unit_fields(job))
+
+
+def as_units_see(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
+    """The batch with as few different numbers of stages as the costs of its units depend on."""
+    _, several = unit_key(job)
+    counts = {name: np.minimum(getattr(batch, name), 2) for name in several}
+    # where no more than the precision of experts depends on several stages (`layers.key`)
+    if several == ("pp",) and "pp" not in open_columns(job):
+        asks = column("experts_alone", batch.precision, job.recipes) > 0
+        counts["pp"] = np.where(asks & (batch.cp == 1), counts["pp"], 1)
+    return replace(batch, **counts)
 
 
 def units_at(job: PreparedJob, rows: LayoutBatch, blocks: int = NONE) -> UnitCosts:
@@ -62,18 +115,12 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
         return [savings(job.context(rows.take(part)), job.model) for part in _parts(these)]
 
     budgeted = np.flatnonzero(rows.ac_kind == MEMORY_BUDGET)
-    saves = bool(len(budgeted))
-    found: Savings | None = None
-    if job.remembers:
-        hashes = groups.hashes([getattr(rows, name) for name in _without_mode(job, rows)])
-        work_at = job.known.memo(UnitWork).at(hashes, work)
-        if saves:
-            found = job.known.memo(Savings).at(_savings_hashes(job, rows, budgeted), what_is_saved)
-    else:
-        context = job.context(rows)
-        work_at = unit_work(context, job.model)
-        found = savings(context, job.model).take(budgeted) if saves else None
-    return work_at, found
+    hashes = groups.hashes([getattr(rows, name) for name in _without_mode(job, rows)])
+    work_at = job.known.memo(UnitWork).at(hashes, work)
+    if not len(budgeted):
+        return work_at, None
+    hashes = _savings_hashes(job, rows, budgeted)
+    return work_at, job.known.memo(Savings).at(hashes, what_is_saved)
 
 
 def _parts(rows: IntColumn) -> Iterator[IntColumn]:
@@ -108,39 +155,32 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
     def price(missing: IntColumn) -> list[sharding.UnitShards]:
         return [sharding.unit_shards(job, rows.take(missing))]
 
-    if not job.remembers:
-        return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
     return job.known.memo(sharding.UnitShards).at(groups.hashes(columns), price)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobColumns:
-    """A job as different columns see it: the same, but for machines side by side.
-
-    Their numbers are columns: of layouts, of distinct units, of distinct shards, of loads of ranks
-    and of loads of mean ranks.
-    """
-
-    layouts: PreparedJob
-    units: PreparedJob
-    shards: PreparedJob
-    ranks: PreparedJob
-    means: PreparedJob
-
-    @classmethod
-    def alike(cls, job: PreparedJob) -> "JobColumns":
-        return cls(layouts=job, units=job, shards=job, ranks=job, means=job)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostInputs(CostRows):
+class CostInputs:
     """Priced rows of N layouts of one job, from which their prices are summed.
 
-    unit, shards: at distinct rows.
+    Where a layout of the batch has block-N, layers count by kind and mode: the first K kinds
+    are layers in their layout's mode (none under block-N), the K behind them those that block-N
+    recomputes. K then stands for both.
+
+    m (N,): microbatches.
+    loads: what their ranks run.
+    unit_rows, shard_rows: distinct rows, at which unit and shards are priced.
+    at_unit, at_shard (N,): each layout's row there.
     """
 
-    jobs: JobColumns
+    job: PreparedJob
+    batch: LayoutBatch
+    m: FloatColumn
+    loads: RankLoads
+    unit_rows: LayoutBatch
+    at_unit: IntColumn
+    shard_rows: LayoutBatch
+    at_shard: IntColumn
     unit: UnitCosts
     shards: sharding.UnitShards
 
@@ -150,22 +190,36 @@ class CostInputs(CostRows):
 
         every_rank: for all pipeline ranks instead of the deciding ones.
         """
-        return cls.at(CostRows.of(job, batch, every_rank=every_rank), JobColumns.alike(job))
+        blocks = stages.block_layers(batch)
+        alike = batch if blocks is None else _without_count(batch)
+        unit_rows, at_unit = distinct_rows(job, alike)
+        shard_rows, at_shard = groups.distinct(batch, sharding.KEY)
+        key = stages.KEY if blocks is None else stages.KEY_OF_BLOCKS
+        pipe_rows, at_pipe = groups.distinct(batch, key)
+        modes = stages.block_layers(pipe_rows)
+        held = stages.rank_layers(
+            pipe_rows, job.model, job.rules, every_rank=every_rank, blocks=modes
+        )
+        m = num_microbatches(batch, job.training)
+        unit, shards = _priced(job, unit_rows, shard_rows, has_blocks=blocks is not None)
+        return cls(
+            job=job,
+            batch=batch,
+            m=m,
+            loads=RankLoads.of(batch, m, at_unit, at_shard, (held, at_pipe)),
+            unit_rows=unit_rows,
+            at_unit=at_unit,
+            shard_rows=shard_rows,
+            at_shard=at_shard,
+            unit=unit,
+            shards=shards,
+        )
 
-    @classmethod
-    def at(cls, rows: CostRows, jobs: JobColumns) -> "CostInputs":
-        unit = units_at(jobs.units, rows.unit_rows)
-        shards = shards_at(jobs.shards, rows.shard_rows)
-        if rows.has_blocks:
-            again = units_at(jobs.units, rows.unit_rows, FULL)
-            unit, shards = _of_both(unit, again), _of_both(shards, shards)
-        of_rows = {one.name: getattr(rows, one.name) for one in fields(CostRows)}
-        return cls(**of_rows, jobs=jobs, unit=unit, shards=shards)
-
-    @property
-    def job(self) -> PreparedJob:
-        """The job as columns of layouts see it."""
-        return self.jobs.layouts
+    def on(self, machine: PreparedJob) -> "CostInputs":
+        """Prices the same layouts on another machine."""
+        blocks = bool((self.batch.ac_kind == BLOCK).any())
+        unit, shards = _priced(machine, self.unit_rows, self.shard_rows, has_blocks=blocks)
+        return replace(self, job=machine, unit=unit, shards=shards)
 
     @property
     def units(self) -> FloatColumn:
@@ -181,6 +235,15 @@ class CostInputs(CostRows):
     def mean_units(self) -> FloatColumn:
         """Units of a mean rank, (K + 2, N)."""
         return self.loads.of_means.units[:, self.loads.at_mean]
+
+
+def _priced(
+    job: PreparedJob, unit_rows: LayoutBatch, shard_rows: LayoutBatch, *, has_blocks: bool
+) -> tuple[UnitCosts, sharding.UnitShards]:
+    unit, shards = units_at(job, unit_rows), shards_at(job, shard_rows)
+    if not has_blocks:
+        return unit, shards
+    return _of_both(unit, units_at(job, unit_rows, FULL)), _of_both(shards, shards)
 
 
 def _of_both(first: ColumnsT, second: ColumnsT) -> ColumnsT:
@@ -200,3 +263,8 @@ def _of_both(first: ColumnsT, second: ColumnsT) -> ColumnsT:
 def on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
     """Sum over the units that each rank holds: (R, K + 2, N), (K + 2, N) -> (R, N)."""
     return np.asarray(np.einsum("rkn,kn->rn", units, field))
+
+
+def _without_count(batch: LayoutBatch) -> LayoutBatch:
+    """The batch with N of block-N left out: how many layers, not what one of them costs."""
+    return replace(batch, ac_value=np.where(batch.ac_kind == BLOCK, 0.0, batch.ac_value))

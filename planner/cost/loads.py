@@ -6,7 +6,7 @@ Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedd
 T pipelines with their numbers of microbatches.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,17 +42,6 @@ class Loads:
     def __len__(self) -> int:
         return len(self.m)
 
-    def side_by_side(self, count: int, num_unit_rows: int, num_shard_rows: int) -> "Loads":
-        """These loads on `count` machines, the first machine's first."""
-        return Loads(
-            batch=self.batch.take(np.tile(np.arange(len(self)), count)),
-            m=np.tile(self.m, count),
-            units=np.tile(self.units, count),
-            at_unit=of_each(self.at_unit, count, num_unit_rows),
-            at_shard=of_each(self.at_shard, count, num_shard_rows),
-            spared=np.tile(self.spared, count),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
@@ -81,10 +70,6 @@ class Pipelines:
     def of_layouts(self, column: Column) -> Column:
         """A column of pipelines (..., T) as one of layouts (..., N)."""
         return column.take(self.at, axis=-1)
-
-    def side_by_side(self, count: int) -> "Pipelines":
-        """These pipelines for layouts on `count` machines."""
-        return replace(self, at=np.tile(self.at, count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,17 +118,6 @@ class RankLoads:
             of_means=of_means,
             at_mean=at_mean,
             pipelines=_pipelines(batch, held, at_pipe, work),
-        )
-
-    def side_by_side(self, count: int, num_unit_rows: int, num_shard_rows: int) -> "RankLoads":
-        """These loads on `count` machines, the first machine's first."""
-        sizes = count, num_unit_rows, num_shard_rows
-        return RankLoads(
-            of_ranks=self.of_ranks.side_by_side(*sizes),
-            at_rank=of_each(self.at_rank, count, len(self.of_ranks)),
-            of_means=self.of_means.side_by_side(*sizes),
-            at_mean=of_each(self.at_mean, count, len(self.of_means)),
-            pipelines=self.pipelines.side_by_side(count),
         )
 
 
@@ -234,11 +208,6 @@ def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _
         heads=held.units[:, -1, pipe],
         at=at,
     )
-
-
-def of_each(at: IntColumn, count: int, size: int) -> IntColumn:
-    """Rows of each of `count` machines with `size` rows, along the last axis."""
-    return np.concatenate([at + machine * size for machine in range(count)], axis=-1)
 
 
 def at_rows(columns: FloatColumn, rows: IntColumn) -> FloatColumn:

@@ -20,8 +20,7 @@ from planner.columns import (
 )
 from planner.columns.table import Table
 from planner.cost import chunks
-from planner.cost.cost_inputs import on_ranks, shards_at, units_at
-from planner.cost.cost_rows import distinct_rows, open_columns
+from planner.cost.cost_inputs import distinct_rows, on_ranks, open_columns, shards_at, units_at
 from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.data_parallel.optimizer_step import copy_bytes
 from planner.cost.data_parallel.overlap import exposed_data_parallel

@@ -32,7 +32,7 @@ class KnownJob:
     """Memory of priced parts of a job. One thread's: a price may not use it beside another.
 
     memos: its rows by their kind of table.
-    open_columns, unit_key: see `cost_rows`; None until somebody asked.
+    open_columns, unit_key: see `cost_inputs`; None until somebody asked.
     most_device_bytes: see `search.fit`; likewise.
     """
 
@@ -55,8 +55,6 @@ class PreparedJob:
     recipes: how each precision computes under this trainer's release.
     own_factor: factor on the step's seconds that one's own runs of this stack showed, by precision
         code; 1 without any.
-    remembers: whether rows that were computed are remembered. Machines side by side, whose profile
-        differs from row to row, do not.
     known: rows already computed; a changed copy (`dataclasses.replace`) starts without.
     """
 
@@ -70,7 +68,6 @@ class PreparedJob:
     fabric: Fabric
     recipes: tuple[Recipe, ...]
     own_factor: FloatColumn
-    remembers: bool = True
     known: KnownJob = field(default_factory=KnownJob, init=False, compare=False, repr=False)
 
     @property

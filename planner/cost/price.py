@@ -15,10 +15,8 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds as bounds
-from planner.cost.chunks import CHUNK, keep_freed_pages, slices
-from planner.cost.cost_inputs import CostInputs, JobColumns
-from planner.cost.cost_rows import CostRows, unit_fields
-from planner.cost.machine import side_by_side
+from planner.cost.chunks import keep_freed_pages, slices
+from planner.cost.cost_inputs import CostInputs, unit_fields
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at, profile_at
 from planner.cost.machine.profile import KernelProfile, Profile
@@ -191,26 +189,16 @@ class Pricer(PreparedJob):
         return np.asarray(least.max(axis=0) + outside)
 
     def step_seconds_on(self, machines: Sequence["Pricer"], batch: LayoutBatch) -> FloatColumn:
-        """The step of every layout on each of V machines, (V, N); see `machine.side_by_side`.
+        """The step of every layout on each of V machines, (V, N).
 
         machines: pricers of this job, with other profiles and kernels.
         """
-        own = np.array([one.own_factor[batch.precision] for one in machines])
-        size = max(CHUNK // len(machines), 1)
-        parts = [self._on_each(machines, batch.take(part)) for part in slices(len(batch), size)]
-        return np.asarray(own * np.concatenate(parts, axis=1)) if parts else own
-
-    def _on_each(self, machines: Sequence["Pricer"], batch: LayoutBatch) -> FloatColumn:
-        rows = CostRows.of(self, batch, every_rank=False)
-        jobs = JobColumns(
-            layouts=_side_by_side(machines, len(batch)),
-            units=_side_by_side(machines, len(rows.unit_rows)),
-            shards=_side_by_side(machines, len(rows.shard_rows)),
-            ranks=_side_by_side(machines, len(rows.loads.of_ranks)),
-            means=_side_by_side(machines, len(rows.loads.of_means)),
-        )
-        seconds, _, _ = step_seconds(CostInputs.at(rows.side_by_side(len(machines)), jobs))
-        return seconds.reshape(len(machines), len(batch))
+        found = np.empty((len(machines), len(batch)))
+        for part in slices(len(batch)):
+            inputs = CostInputs.of(self, batch.take(part), every_rank=False)
+            for machine, seconds in zip(machines, found, strict=True):
+                seconds[part] = machine._times(inputs.on(machine)).step_seconds
+        return found
 
     def most_layers(self, batch: LayoutBatch, device_bytes: float) -> FloatColumn:
         """Layers of each kind that each pipeline rank has room for, (K, R, N), at the most.
@@ -290,14 +278,3 @@ class Pricer(PreparedJob):
         counted = self.rules.sharding.keeps_copies and release.not_before_month(TORCH_2_1)
         whole = counted or expandable_segments(self.training, self.rules)
         return self.profile.fragmentation_expandable if whole else self.profile.fragmentation
-
-
-def _side_by_side(machines: Sequence[Pricer], size: int) -> PreparedJob:
-    """One job on several machines, with `size` columns of each."""
-    return replace(
-        machines[0],
-        profile=side_by_side.profiles([one.profile for one in machines], size),
-        device=side_by_side.devices([one.device for one in machines], size),
-        fabric=side_by_side.fabrics([one.fabric for one in machines], size),
-        remembers=False,
-    )

@@ -14,7 +14,6 @@ from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.context import AXES
 from planner.cost.layer.exchange import unpaired_exchange
 from planner.cost.loads import at_rows, sums
-from planner.cost.machine import side_by_side
 from planner.cost.memory.host_activations import exposed_copies
 from planner.cost.network.sends import alike_sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, filled
@@ -103,7 +102,7 @@ def _fixed_seconds(inputs: CostInputs) -> FloatColumn:
 
 def _busy(inputs: CostInputs) -> _Busy:
     load, costs = inputs.loads.of_ranks, inputs.unit
-    shards, profile = inputs.shards, inputs.jobs.ranks.profile
+    shards, profile = inputs.shards, inputs.job.profile
     units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
     forward, backward = passes = both_passes(inputs)
     exposed = data_parallel(inputs, passes)
@@ -174,7 +173,7 @@ def _busiest(
 
     again: how many times a rank repeats `load.redone`; None if nowhere.
     """
-    ranks, job = inputs.loads.at_rank, inputs.jobs.ranks
+    ranks, job = inputs.loads.at_rank, inputs.job
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
     step, redone = (1.0 + late) * load.busy + load.outside, (1.0 + late) * load.redone
     place, at = np.zeros(len(inputs.m), dtype=np.int64), ranks[0]
@@ -194,7 +193,7 @@ def _busiest(
 
 def data_parallel(inputs: CostInputs, passes: tuple[FloatColumn, FloatColumn]) -> ExposedSeconds:
     """Seconds that each load waits for data-parallel communication, (1, L)."""
-    load, job = inputs.loads.of_ranks, inputs.jobs.ranks
+    load, job = inputs.loads.of_ranks, inputs.job
     return exposed_data_parallel(
         load.units[None],
         passes,
@@ -217,7 +216,7 @@ def _mean_ranks(
 
     share (T,): of what weight gradients recompute.
     """
-    mean, at, job = inputs.loads.of_means, inputs.loads.at_mean, inputs.jobs.means
+    mean, at, job = inputs.loads.of_means, inputs.loads.at_mean, inputs.job
     unit = inputs.unit
     if not inputs.loads.pipelines.schedules:
         nothing = np.zeros(len(at))
@@ -265,8 +264,7 @@ def _overlapped_pairs(
         return None
     found = own[place, pipes.at]
     rows = np.flatnonzero(found > 0)
-    profile = side_by_side.taken(inputs.job.profile, rows)
-    columns = pairs.pair_columns(inputs.unit, inputs.at_unit[rows], profile)
+    columns = pairs.pair_columns(inputs.unit, inputs.at_unit[rows], inputs.job.profile)
     here = load.units[:, at[rows]]
     relief = pairs.relief(columns, here, inputs.batch.virtual_stages[rows])
     return found, relief.spread(rows, len(at))

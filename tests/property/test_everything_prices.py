@@ -393,7 +393,7 @@ def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
 
 
 @pytest.mark.parametrize("every", one_fast(40, 3))
-def test_machines_side_by_side_are_each_machine_alone(every: int) -> None:
+def test_machines_that_share_their_rows_are_each_machine_alone(every: int) -> None:
     """Also experts under DualPipeV, whose pairs are priced by themselves."""
     paired = SCHEDULES.names.index("DualPipeV")
     for number, job in enumerate(jobs()):

@@ -8,10 +8,10 @@ import pytest
 
 from planner.columns import LayoutBatch, memo
 from planner.columns.groups import hashes
-from planner.cost.cost_inputs import shards_at, units_at
-from planner.cost.cost_rows import distinct_rows
+from planner.cost.cost_inputs import distinct_rows, shards_at, units_at
 from planner.cost.data_parallel.sharding import UnitShards
-from planner.cost.layer.unit_work import Savings, UnitWork, unit_work
+from planner.cost.layer.unit_costs import unit_costs
+from planner.cost.layer.unit_work import Savings, UnitWork, savings, unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.search.space.enumerate import build_space
@@ -159,7 +159,9 @@ def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer
     columns = {"ac_kind": np.full(count, MEMORY_BUDGET), "ac_value": np.full(count, 0.4)}
     rows, _ = distinct_rows(pricer, replace(budgeted, **columns))
     found = units_at(pricer, rows)
-    assert same(found, units_at(replace(pricer, remembers=False), rows))
+    context, model = pricer.context(rows), pricer.model
+    work, saved = unit_work(context, model), savings(context, model)
+    assert same(found, unit_costs(work, saved, rows, model, pricer.training, pricer.rules))
     assert 0 < pricer.known.memo(Savings).count < pricer.known.memo(UnitWork).count
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost import cost_inputs, cost_rows, lower_bounds
+from planner.cost import cost_inputs, lower_bounds
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer, Prices
@@ -186,7 +186,7 @@ def test_what_pairs_hide_is_bounded_by_shares_of_their_wires(dispatcher: str) ->
     """And that by the wires, so that the least of several methods stays the least without it."""
     p = pricer(model=MIXTRAL)
     batch = batch_of(p, **DUAL, micro_batch_size=1, moe_dispatcher=dispatcher)
-    unit = cost_inputs.units_at(p, cost_rows.distinct_rows(p, batch)[0])
+    unit = cost_inputs.units_at(p, cost_inputs.distinct_rows(p, batch)[0])
     ways = (pairs.most_saved, pairs.shares_of_wires)
     most, bound = (count(unit, p.profile) for count in ways)
     wires = unit.exposed_forward + unit.exposed_backward

@@ -11,8 +11,7 @@ import pytest
 
 from planner import estimate
 from planner.columns import LayoutBatch
-from planner.cost.cost_inputs import units_at
-from planner.cost.cost_rows import distinct_rows
+from planner.cost.cost_inputs import distinct_rows, units_at
 from planner.cost.layer.unit_costs import UnitCosts
 from planner.cost.pipeline.stages import block_layers, stage_units
 from planner.intake.jobs import read_job

@@ -13,7 +13,7 @@ from benchmarks.free_against_fixed import fastest
 from planner.calibration.intervals import oom_probability
 from planner.calibration.mechanisms import points
 from planner.columns import LayoutBatch
-from planner.cost.cost_rows import as_units_see
+from planner.cost.cost_inputs import as_units_see
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.errors import SpecError

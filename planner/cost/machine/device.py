@@ -59,7 +59,6 @@ class Device:
     """One GPU under one trainer's software: achieved rates, ready for columns.
 
     linear_rate, linear_half_depth and operand_bytes are indexed by precision code, then SINGLE.
-    Rates are columns where machines stand side by side (`cost.machine.side_by_side`).
     linear_rate: FLOP/s that a large GEMM reaches (NaN: the GPU lacks the dtype).
     linear_half_depth: the depth at which it reaches half of that.
     operand_bytes: of an element that it reads.
@@ -176,7 +175,7 @@ class Device:
         waves = tiles / self.num_sms
         filled = batch * rows * cols / (TILE_ROWS * TILE_COLS) / self.num_sms
         wave_share = filled / np.where(waves < 1.0, 1.0, waves + 0.5 * (np.ceil(waves) - waves))
-        half_depth = _at(self.linear_half_depth, precision)
+        half_depth = self.linear_half_depth[precision]
         utilisation = np.minimum(wave_share, 1.0) * depth / (depth + half_depth)
         flops = 2.0 * batch * rows * cols * depth
         written = np.where(precision == SINGLE, 2 * FP16_BYTES, FP16_BYTES)
@@ -184,7 +183,7 @@ class Device:
             self.operand_bytes[precision] * (rows * depth + depth * cols) + written * rows * cols
         )
         return np.maximum(
-            flops / (_at(self.linear_rate, precision) * np.maximum(utilisation, 1e-6)),
+            flops / (self.linear_rate[precision] * np.maximum(utilisation, 1e-6)),
             moved / self.memory_rate,
         )
 
@@ -219,7 +218,7 @@ class Device:
         share = curve.vendor if vendor else curve.torch
         used = share * tokens / (tokens + curve.half_rows)
         if gradient_bytes is None:
-            used = used * depth / (depth + _at(self.linear_half_depth, precision))
+            used = used * depth / (depth + self.linear_half_depth[precision])
         operand = self.operand_bytes[precision]
         written = (
             np.where(precision == SINGLE, 2 * FP16_BYTES, FP16_BYTES)
@@ -227,7 +226,7 @@ class Device:
             else gradient_bytes
         )
         moved = groups * (operand * (rows * depth + depth * cols) + written * rows * cols)
-        compute = 2.0 * groups * rows * cols * depth / (_at(self.linear_rate, precision) * used)
+        compute = 2.0 * groups * rows * cols * depth / (self.linear_rate[precision] * used)
         return np.asarray(np.hypot(compute, moved / self.memory_rate))
 
     def attention_seconds(
@@ -252,8 +251,3 @@ class Device:
     def moved_seconds(self, num_bytes: FloatColumn) -> FloatColumn:
         """Seconds of a memory-bound kernel by the bytes it reads and writes."""
         return num_bytes / self.memory_rate
-
-
-def _at(rates: FloatColumn, precision: IntColumn) -> FloatColumn:
-    """Rates at the rows' precisions, (U,); of each row's own machine where they are columns."""
-    return rates[precision] if rates.ndim == 1 else rates[precision, np.arange(rates.shape[1])]

@@ -14,8 +14,7 @@ Letters: N layouts, L loads of ranks (`cost.loads`), K + 2 units (layers by kind
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.cost_inputs import CostInputs, units_at
-from planner.cost.cost_rows import distinct_rows
+from planner.cost.cost_inputs import CostInputs, distinct_rows, units_at
 from planner.cost.loads import sums
 from planner.cost.prepared_job import PreparedJob
 
@@ -36,7 +35,7 @@ def exposed_copies(
 
     forward, backward (K + 2, L): seconds of every unit.
     """
-    load, job = inputs.loads.of_ranks, inputs.jobs.ranks
+    load, job = inputs.loads.of_ranks, inputs.job
     offloaded = load.batch.activation_offload_layers
     if not offloaded.any():
         return 0.0

@@ -26,7 +26,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     """Bytes on each rank of every kind: of each load (L,), and by its index (R, N)."""
     load, unit, shards = inputs.loads.of_ranks, inputs.unit, inputs.shards
     batch, units, at_unit, at_shard = load.batch, load.units, load.at_unit, load.at_shard
-    job = inputs.jobs.ranks
+    job = inputs.job
     rules, zero = job.rules, np.zeros(len(load))
     local, shard = at_rows(shards.local, at_shard), at_rows(shards.shard, at_shard)
     narrow = bool((shards.gathered != shards.local).any())

@@ -61,10 +61,7 @@ def _started(line: Line, place: Placement, links: Links) -> Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Lines of the groups met so far: sorted codes (G,), latency and slope (A, G).
-
-    Of V machines side by side latency and slope are (A, V G), those of the first machine first.
-    """
+    """Lines of the groups met so far: sorted codes (G,), latency and slope (A, G)."""
 
     codes: FloatColumn
     latency: FloatColumn
@@ -78,8 +75,8 @@ def collective_seconds(
     stride: FloatColumn,
     fabric: Fabric,
     *,
-    base_seconds: float | FloatColumn,
-    nvls_gain: float | FloatColumn = 1.0,
+    base_seconds: float,
+    nvls_gain: float = 1.0,
 ) -> FloatColumn:
     """Seconds of one collective over groups of `degree` ranks `stride` apart; 0 for a group of one.
 
@@ -89,7 +86,6 @@ def collective_seconds(
     degree, stride (U,).
     base_seconds: the trainer's own time around a collective (launch, skew).
     nvls_gain: speed of in-switch reduction over the library's curve.
-    nvls_gain, base_seconds: columns (U,) where machines stand side by side.
     Lines are computed once per distinct group of a fabric. Assumes that the library chooses well:
     NCCL's tuner compares the same lines (src/graph/tuning.cc).
     """
@@ -98,7 +94,7 @@ def collective_seconds(
 
 
 def seconds_along(
-    lines: Lines, payload_bytes: FloatColumn, degree: FloatColumn, base_seconds: float | FloatColumn
+    lines: Lines, payload_bytes: FloatColumn, degree: FloatColumn, base_seconds: float
 ) -> FloatColumn:
     """`collective_seconds` over groups whose lines are known."""
     latency, slope = lines
@@ -109,15 +105,9 @@ def seconds_along(
 
 
 def fastest_lines(
-    operation: str,
-    degree: FloatColumn,
-    stride: FloatColumn,
-    fabric: Fabric,
-    nvls_gain: float | FloatColumn,
+    operation: str, degree: FloatColumn, stride: FloatColumn, fabric: Fabric, nvls_gain: float
 ) -> Lines:
     """(latency, slope), each (A, U), of the lines that are fastest at some size."""
-    if not isinstance(nvls_gain, float) or fabric.each:
-        return _of_each(operation, degree, stride, fabric, nvls_gain)
     key = (operation, nvls_gain)
     codes = degree * _STRIDES + stride
     known: _Known | None = fabric.remembered.get(key)
@@ -130,33 +120,6 @@ def fastest_lines(
     fabric.remembered[key] = known
     at = np.searchsorted(known.codes, codes)
     return known.latency[:, at], known.slope[:, at]
-
-
-def _of_each(
-    operation: str,
-    degree: FloatColumn,
-    stride: FloatColumn,
-    fabric: Fabric,
-    nvls_gain: float | FloatColumn,
-) -> Lines:
-    """`fastest_lines` of V machines side by side, which differ in bandwidth and in the gain."""
-    count, size = len(fabric.each), len(degree) // len(fabric.each)
-    gains = np.broadcast_to(nvls_gain, len(degree))[::size]
-    codes = degree[:size] * _STRIDES + stride[:size]
-    key = (operation, gains.tobytes(), *(one.bandwidth.tobytes() for one in fabric.each))
-    known: _Known | None = fabric.remembered.get(key)
-    every = np.unique(codes) if known is None else np.union1d(known.codes, codes)
-    if known is None or len(every) > len(known.codes):
-        wide = replace(
-            fabric,
-            bandwidth=np.repeat([one.bandwidth for one in fabric.each], len(every), axis=0).T,
-            each=(),
-            remembered={},
-        )
-        found = _envelope(operation, np.tile(every, count), wide, np.repeat(gains, len(every)))
-        known = fabric.remembered[key] = replace(found, codes=every)
-    at = np.searchsorted(known.codes, codes) + len(known.codes) * np.arange(count)[:, None]
-    return known.latency[:, at.ravel()], known.slope[:, at.ravel()]
 
 
 def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
@@ -218,9 +181,7 @@ def chosen(
     )
 
 
-def _envelope(
-    operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: float | FloatColumn
-) -> _Known:
+def _envelope(operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: float) -> _Known:
     """Lower envelope of all lines of each group.
 
     Every group gets the same number A of lines: shorter envelopes repeat their first.
@@ -271,16 +232,6 @@ def send_seconds(
     degree: ranks of the chain (pipeline stages). With it, the result is the mean of degree - 1
         hops, of which ceil(degree x stride / g) - 1 leave a unit of g GPUs.
     """
-    if fabric.each:
-        parts = np.split(np.arange(len(stride)), len(fabric.each))
-        return np.concatenate(
-            [
-                send_seconds(
-                    payload_bytes[at], stride[at], one, None if degree is None else degree[at]
-                )
-                for one, at in zip(fabric.each, parts, strict=True)
-            ]
-        )
     inner = np.concatenate([[1.0], fabric.gpus[:-1]])
     if degree is None:
         if any(shape is not None for shape in fabric.shapes):

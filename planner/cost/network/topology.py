@@ -39,8 +39,6 @@ class Fabric:
     chained: the innermost level is a node, inside which trees run as a chain (NCCL).
     ordered: whether a level delivers in order, as NCCL's low-latency protocols need.
     peer_gpus: GPUs that read each other's memory; 1 where none can.
-    each: the fabrics of machines that stand side by side (`cost.machine.side_by_side`), each for an
-        equal share of the columns; empty for one machine.
     remembered: lines already computed.
     """
 
@@ -57,7 +55,6 @@ class Fabric:
     ordered: BoolColumn
     peer_gpus: int
     library: Library
-    each: tuple["Fabric", ...] = ()
     remembered: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -145,7 +142,7 @@ def _grid(level: FabricLevel, below: int) -> tuple[int, ...] | None:
 class Links:
     """A fabric as one protocol sees it.
 
-    bandwidth, latency (L,): usable; bandwidth (L, U) where each group has its own machine's.
+    bandwidth, latency (L,): usable.
     crossing_seconds (L,): once a collective that crosses the level.
     copy_seconds_per_byte: of a rank's own chunk.
     peers: that one rank of an all-to-all serves at the same time.
@@ -156,7 +153,7 @@ class Links:
     latency: FloatColumn
     crossing_seconds: FloatColumn
     base_seconds: float
-    copy_seconds_per_byte: float | FloatColumn
+    copy_seconds_per_byte: float
     peers: float
 
     @classmethod
@@ -172,7 +169,7 @@ class Links:
         hops = [protocol.inner_hop, *(crossing.hop for crossing in crossings)]
         return cls(
             protocol=protocol,
-            bandwidth=(fabric.bandwidth.T * shares).T,
+            bandwidth=fabric.bandwidth * shares,
             latency=fabric.latency * np.array(hops),
             crossing_seconds=np.array([0.0, *(crossing.base_seconds for crossing in crossings)]),
             base_seconds=protocol.base_seconds,
