@@ -8,6 +8,7 @@ import pytest
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel import sharding
+from planner.cost.loads import Loads
 from planner.cost.machine.knobs import Calibration
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.pipeline.stage_costs import StageCosts
@@ -117,6 +118,15 @@ def silent_shards(**given: FloatColumn) -> sharding.UnitShards:
     """Shards of one layout with an embedding, a head and one kind of layer; 0 but for `given`."""
     nothing = dict.fromkeys((one.name for one in fields(sharding.UnitShards)), np.zeros((3, 1)))
     return sharding.UnitShards(**nothing | given)
+
+
+def one_load(batch: LayoutBatch, units: list[float], microbatches: float = 1.0) -> Loads:
+    """A rank that holds these units of the one layout."""
+    one, at = np.ones(1), np.zeros(1, dtype=np.int64)
+    held = np.array(units)[:, None]
+    return Loads(
+        batch=batch, m=microbatches * one, units=held, at_unit=at, at_shard=at, spared=0 * one
+    )
 
 
 def shards_of(p: Pricer, batch: LayoutBatch) -> sharding.UnitShards:

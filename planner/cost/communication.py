@@ -197,12 +197,8 @@ def tables(job: PreparedJob, prices: Prices) -> Iterator["CommunicationTable"]:
         units, m = loads.units[:, load], float(loads.m[load])
         for calls in of_layers:
             table.add(calls, int(inputs.at_unit[row]), m * float(units[calls.unit]))
-        fsdp, gathers = float(waits.fsdp[0, load]), float(waits.gathers[0, load])
-        parts = {
-            "gather": gathers,
-            "scatter": fsdp - gathers,
-            "replicate": float(waits.dp[0, load]),
-        }
+        fsdp, gathers = float(waits.fsdp[load]), float(waits.gathers[load])
+        parts = {"gather": gathers, "scatter": fsdp - gathers, "replicate": float(waits.dp[load])}
         table.add_shared(of_shards, int(inputs.at_shard[row]), (units, rounds, load), parts)
         for calls in _of_sends(job, prices, row):
             table.add(calls, 0, 1.0)

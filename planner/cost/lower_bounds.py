@@ -20,17 +20,19 @@ from planner.columns import (
 )
 from planner.columns.table import Table
 from planner.cost import chunks
-from planner.cost.cost_inputs import distinct_rows, on_ranks, open_columns, shards_at, units_at
+from planner.cost.cost_inputs import distinct_rows, open_columns, shards_at, units_at
 from planner.cost.data_parallel import sharding, unit_elements
 from planner.cost.data_parallel.optimizer_step import copy_bytes
 from planner.cost.data_parallel.overlap import exposed_data_parallel
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer.quantisation import may_store_low
 from planner.cost.layer.unit_costs import UnitCosts
+from planner.cost.loads import Loads, at_rows, sums
 from planner.cost.memory import host_activations
 from planner.cost.memory.peak import RankShapes, Widths, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
 from planner.cost.prepared_job import PreparedJob
+from planner.cost.stage_seconds import adding_up
 from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
 from planner.schedules import SCHEDULES, Schedule
@@ -220,25 +222,30 @@ def _beyond_compute(
     m = num_microbatches(batch, job.training)
     rows, at_shard = groups.distinct(batch, sharding.KEY)
     shards = shards_at(job, rows)
-    held = np.asarray(job.unit_counts[:, None] / batch.pp)[None]
-    sums = shards.sum_seconds[:, at_shard] * (m - 1.0) / m
+    units = np.asarray(job.unit_counts[:, None] / batch.pp)
+    mean = Loads(
+        batch=batch,
+        m=m,
+        units=units,
+        at_unit=inverse,
+        at_shard=at_shard,
+        spared=np.zeros(len(batch)),
+    )
+    added = adding_up(shards, at_shard, m)
     forward, input_grad, weight_grad = (
-        seconds[:, inverse] for seconds in (unit.forward, unit.input_grad, unit.weight_grad)
+        at_rows(seconds, inverse) for seconds in (unit.forward, unit.input_grad, unit.weight_grad)
     )
     exposed = exposed_data_parallel(
-        held,
-        (forward, input_grad + weight_grad + sums),
+        mean,
+        (forward, input_grad + weight_grad + added),
         shards,
-        at_shard,
-        batch,
-        m,
         job.training,
         job.rules,
         job.profile.dp_hidden,
     )
     outside = exposed.fsdp + exposed.dp + exposed.copies
-    outside = outside + on_ranks(held, m * sums + shards.update_seconds[:, at_shard])
-    f, i, w = (on_ranks(held, s)[0] for s in (forward, input_grad, weight_grad + sums))
+    outside = outside + sums(units, m * added + at_rows(shards.update_seconds, at_shard))
+    f, i, w = (sums(units, s) for s in (forward, input_grad, weight_grad + added))
 
     def idle(schedule: Schedule, at: IntColumn) -> FloatColumn:
         if schedule.splits_backward:
@@ -247,7 +254,7 @@ def _beyond_compute(
         return np.asarray(schedule.bubble_seconds(pp, v, count, f[at], i[at], w[at]))
 
     bubble = np.where(paired, 0.0, by_schedule(batch, idle, 0.0))
-    return np.asarray(outside[0] + shards.step_seconds[at_shard] + (1.0 - SPLIT_HIDES) * bubble)
+    return np.asarray(outside + shards.step_seconds[at_shard] + (1.0 - SPLIT_HIDES) * bubble)
 
 
 def layout_lower_bounds(

@@ -106,8 +106,8 @@ def _busy(inputs: CostInputs) -> _Busy:
     units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
     forward, backward = passes = both_passes(inputs)
     exposed = data_parallel(inputs, passes)
-    slowed = profile.overlap_slowdown * exposed.hidden[0]
-    copies = exposed.copies[0] + m * exposed_copies(inputs, forward, backward)
+    slowed = profile.overlap_slowdown * exposed.hidden
+    copies = exposed.copies + m * exposed_copies(inputs, forward, backward)
     backward_seconds = sums(units, backward)
     optimizer = (
         sums(units, at_rows(shards.update_seconds, at_shard)) + shards.step_seconds[at_shard]
@@ -144,12 +144,12 @@ def _busy(inputs: CostInputs) -> _Busy:
         busy=m * (sums(units, forward) + backward_seconds),
         unpaired=unpaired,
         redone=sums(units, at_rows(costs.redone_seconds, at)),
-        outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer + unpaired,
-        hidden=exposed.hidden[0],
+        outside=exposed.fsdp + exposed.dp + copies + slowed + optimizer + unpaired,
+        hidden=exposed.hidden,
         by_part=inside
         | {
-            "fsdp": exposed.fsdp[0] + np.where(load.batch.zero_stage > 0, slowed, 0.0),
-            "dp": exposed.dp[0] + np.where(load.batch.zero_stage > 0, 0.0, slowed),
+            "fsdp": exposed.fsdp + np.where(load.batch.zero_stage > 0, slowed, 0.0),
+            "dp": exposed.dp + np.where(load.batch.zero_stage > 0, 0.0, slowed),
             "optimizer": optimizer,
             "copies": copies,
         },
@@ -192,18 +192,10 @@ def _busiest(
 
 
 def data_parallel(inputs: CostInputs, passes: tuple[FloatColumn, FloatColumn]) -> ExposedSeconds:
-    """Seconds that each load waits for data-parallel communication, (1, L)."""
+    """Seconds that each load waits for data-parallel communication, (L,)."""
     load, job = inputs.loads.of_ranks, inputs.job
     return exposed_data_parallel(
-        load.units[None],
-        passes,
-        inputs.shards,
-        load.at_shard,
-        load.batch,
-        load.m,
-        job.training,
-        job.rules,
-        job.profile.dp_hidden,
+        load, passes, inputs.shards, job.training, job.rules, job.profile.dp_hidden
     )
 
 

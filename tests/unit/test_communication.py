@@ -186,11 +186,11 @@ def test_rows_are_what_the_price_sums_up(name: str) -> None:
     load = prices.stage_seconds.load[0]
     inputs = prices.stage_seconds.inputs
     exposed = data_parallel(inputs, both_passes(inputs))
-    waited = exposed.fsdp[0, load] + exposed.dp[0, load]
+    waited = exposed.fsdp[load] + exposed.dp[load]
     assert waits["fsdp"] + waits["dp"] == pytest.approx(waited, rel=1e-9, abs=1e-12)
-    if exposed.hidden[0, load] > 0 and not layout.get("float8_all_gather"):
+    if exposed.hidden[load] > 0 and not layout.get("float8_all_gather"):
         # what runs at all is waited for or hidden, but for an offloader's copies
-        wire = waited + exposed.hidden[0, load]
+        wire = waited + exposed.hidden[load]
         assert alone["fsdp"] + alone["dp"] == pytest.approx(wire, rel=1e-9)
     rows = communication(pricer, prices, refine(pricer, batch, prices))[0]
     assert rows

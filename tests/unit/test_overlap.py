@@ -13,7 +13,7 @@ from planner.cost.layer.forward_backward_overlap import PairColumns, relief
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_training
 from planner.trainers.registry import TRAINERS
-from tests.pricing import batch_of, collective_of, pricer, rows, silent_shards
+from tests.pricing import batch_of, collective_of, one_load, pricer, rows, silent_shards
 
 LAYERS = 12
 UNITS = LAYERS + 2  # embedding and head
@@ -39,13 +39,11 @@ def exposed(
 ) -> ExposedSeconds:  # fmt: skip
     given = {"trainer": trainer, "overlap": {"dp": overlap}}
     training = read_training({"seq_len": 128, "global_batch_size": 64, **given})
-    units = np.array([[[float(LAYERS)], [1.0], [1.0]]])
-    batch, counts = rows(layout, trainer=trainer, num_gpus=64), np.array([microbatches])
+    batch = rows(layout, trainer=trainer, num_gpus=64)
+    load = one_load(batch, [float(LAYERS), 1.0, 1.0], microbatches)
     shards = silent_shards(**{k: v for k, v in seconds.items() if k.endswith("_seconds")})
-    passes, at = (seconds["forward"], seconds["backward"]), np.zeros(1, dtype=np.int64)
-    return exposed_data_parallel(
-        units, passes, shards, at, batch, counts, training, TRAINERS[trainer], dp_hidden
-    )
+    passes = seconds["forward"], seconds["backward"]
+    return exposed_data_parallel(load, passes, shards, training, TRAINERS[trainer], dp_hidden)
 
 
 def played_forward(forward: float, gather: float) -> float:
@@ -104,14 +102,14 @@ def test_only_reshard_always_gathers_the_head_again(pp: int, head: float) -> Non
 
 def test_without_overlap_everything_waits() -> None:
     found = exposed(columns(1.0, 2.0, 0.1, 0.2), overlap=False, dp_shard=64, zero_stage=3)
-    assert found.fsdp[0, 0] >= UNITS * (0.1 + 0.1 + 0.2) - 0.1
+    assert found.fsdp[0] >= UNITS * (0.1 + 0.1 + 0.2) - 0.1
 
 
 def test_under_a_pipeline_gathers_come_once_a_step_and_reductions_at_its_end() -> None:
     """ZeRO-2 under PP: the same waits for 4 and for 32 microbatches; ZeRO-3 pays for each."""
     seconds, given = columns(1.0, 2.0, 1.5, 0.2), {"dp_shard": 16, "pp": 4}
     once, each = (
-        [exposed(seconds, m, **given, zero_stage=stage).fsdp[0, 0] for m in (4.0, 32.0)]
+        [exposed(seconds, m, **given, zero_stage=stage).fsdp[0] for m in (4.0, 32.0)]
         for stage in (2, 3)
     )
     assert once[0] == pytest.approx(once[1])
@@ -136,7 +134,7 @@ def test_the_share_that_compute_hides_and_the_parts_of_what_it_does_not() -> Non
     """A unit's gradients take 1.5 + 0.5 s, of which half of 2 s of backward hides 1 s."""
     layout = {"trainer": "megatron", "dp_replicate": 2, "dp_shard": 32, "zero_stage": 1}
     found = exposed(columns(2.0, 2.0, 0.0, 1.5, replicate=0.5), dp_hidden=0.5, **layout)
-    parts = [part[0, 0] / UNITS for part in (found.dp, found.fsdp, found.hidden)]
+    parts = [part[0] / UNITS for part in (found.dp, found.fsdp, found.hidden)]
     assert parts == pytest.approx([0.25, 0.75, 1.0])
 
 
@@ -157,7 +155,7 @@ def offloaded(compute: float, microbatches: float = 1.0, **layout: Any) -> float
     host = {name: np.full((3, 1), value) for name, value in copies.items()}
     seconds = columns(100.0, compute, 0.1, 0.2) | host
     given = {"dp_shard": 64, "zero_stage": 3, "cpu_offload": True, **layout}
-    return float(exposed(seconds, microbatches, **given).fsdp[0, 0])
+    return float(exposed(seconds, microbatches, **given).fsdp[0])
 
 
 ENDS = (0.1 + 0.3) + (0.2 + 0.4)

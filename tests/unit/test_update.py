@@ -21,7 +21,7 @@ from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.trainers.registry import TRAINERS
 from tests.conftest import job_values
-from tests.pricing import collective_of, priced, silent_shards
+from tests.pricing import collective_of, one_load, priced, silent_shards
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 
@@ -301,10 +301,9 @@ def waits(upload: float = 0.0) -> float:
     compute = column(10.0, 0.0, 0.0)
     copies = {"upload_seconds": column(upload, 0, 0), "scatter_seconds": column(1.0, 0.0, 0.0)}
     job = (pricer.training, TRAINERS["torchtitan"], 1.0)
-    units, at = np.ones((1, 3, 1)), np.zeros(1, dtype=np.int64)
-    shards = silent_shards(**copies)
-    found = exposed_data_parallel(units, (compute, compute), shards, at, batch, np.ones(1), *job)
-    return float((found.fsdp + found.dp)[0, 0])
+    load, shards = one_load(batch, [1.0, 1.0, 1.0]), silent_shards(**copies)
+    found = exposed_data_parallel(load, (compute, compute), shards, *job)
+    return float((found.fsdp + found.dp)[0])
 
 
 def test_uploads_hide_under_the_forward_before_them() -> None:

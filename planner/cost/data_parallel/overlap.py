@@ -1,21 +1,22 @@
 """Data-parallel communication against the compute it runs under.
 
-Letters: R ranks, K + 2 units, N layouts. Results are (R, N).
+Letters: K + 2 units, L loads of ranks (`cost.loads`). Results are (L,).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.sharding import UnitShards
+from planner.cost.loads import Loads, at_rows, sums
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedSeconds:
-    """Seconds that a rank waits in a step, (R, N).
+    """Seconds that a rank waits in a step, (L,).
 
     fsdp: for gathers and scatters.
     gathers: of them, for gathers.
@@ -32,38 +33,31 @@ class ExposedSeconds:
 
 
 def exposed_data_parallel(
-    units: FloatColumn,
+    load: Loads,
     passes: tuple[FloatColumn, FloatColumn],
     shards: UnitShards,
-    at: IntColumn,
-    batch: LayoutBatch,
-    num_microbatches: FloatColumn,
     training: TrainingSpec,
     rules: TrainerRules,
     dp_hidden: float,
 ) -> ExposedSeconds:
     """Waits for data-parallel communication in one step.
 
-    units (R, K + 2, N): how many of each unit a rank holds.
-    passes (K + 2, N): forward and backward of one microbatch, exposed TP, CP and EP included.
-    at (N,): each layout's row of the shards.
+    passes (K + 2, L): forward and backward of one microbatch, exposed TP, CP and EP included.
     """
     share: FloatColumn | float = dp_hidden if training.overlap.dp else 0.0
     if rules.sharding.reduces_by_unit:
-        rounds = rounds_of(batch, num_microbatches, rules)
-        overlaps = 1.0 if training.overlap.dp else 0.0
-        return _fsdp(units, passes, (shards, at), batch, (num_microbatches, rounds), overlaps)
+        return _fsdp(load, passes, shards, rules, 1.0 if training.overlap.dp else 0.0)
     gathers = 0.0 if rules.whole_owners else share
     if training.optimizer == "muon":
         muon = rules.muon
-        hides = np.where(batch.zero_stage > 0, muon.hides_sharded, muon.hides_whole)
+        hides = np.where(load.batch.zero_stage > 0, muon.hides_sharded, muon.hides_whole)
         share, gathers = share * hides, gathers * hides * muon.hides_gathers
-    return _once_a_step(units, passes, (shards, at), share, gathers)
+    return _once_a_step(load, passes, shards, share, gathers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Gathers of a unit's parameters and reductions of its gradients in a step, (N,) each.
+    """Gathers of a unit's parameters and reductions of its gradients in a step, (L,) each.
 
     gathers: in forwards. again, head_again: gathers in the backward for each of them, of the head
         and of all other units. reductions: of gradients.
@@ -89,20 +83,11 @@ def rounds_of(batch: LayoutBatch, num_microbatches: FloatColumn, rules: TrainerR
     )
 
 
-def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
-    """Sum over units, in their order whatever R and N are."""
-    total: FloatColumn = units[:, 0] * field[0]
-    for unit in range(1, len(field)):
-        total += units[:, unit] * field[unit]
-    return total
-
-
 def _fsdp(
-    units: FloatColumn,
+    load: Loads,
     passes: tuple[FloatColumn, FloatColumn],
-    of_shards: tuple[UnitShards, IntColumn],
-    batch: LayoutBatch,
-    counts: tuple[FloatColumn, Rounds],
+    shards: UnitShards,
+    rules: TrainerRules,
     overlaps: float,
 ) -> ExposedSeconds:
     """Seconds that FSDP2's ranks wait, unit by unit.
@@ -130,10 +115,11 @@ def _fsdp(
     torch/distributed/pipelining/stage.py (perform_reduce_grad), torchtitan 0.2.2
     models/llama3/infra/parallelize.py (apply_fsdp).
     """
-    (num_microbatches, of_step), piped = counts, batch.pp > 1
-    (shards, at), (forward, backward) = of_shards, passes
+    units, batch, m, at = load.units, load.batch, load.m, load.at_shard
+    (forward, backward), of_step = passes, rounds_of(batch, m, rules)
+    piped = batch.pp > 1
     gathered, scatter, replicate, gather_copy, scatter_copy = (
-        part.take(at, axis=1)
+        at_rows(part, at)
         for part in (
             shards.gather_seconds,
             shards.scatter_seconds,
@@ -144,7 +130,7 @@ def _fsdp(
     )
     hosted = bool(shards.upload_seconds.any())
     upload, download, accumulate = (
-        part.take(at, axis=1) if hosted else np.zeros(())
+        at_rows(part, at) if hosted else np.zeros(())
         for part in (shards.upload_seconds, shards.download_seconds, shards.accumulate_seconds)
     )
     reduction, again = scatter + replicate, of_step.again
@@ -159,41 +145,34 @@ def _fsdp(
         busy = np.maximum(busy, np.maximum(up, down))
     wait_forward = np.maximum(0.0, gather - overlaps * forward)
     wait_backward = np.maximum(0.0, busy - overlaps * backward)
-    first_gather = np.broadcast_to(np.maximum(gather[0], gather[-1]), (len(units), len(batch)))
-    last_scatter = np.broadcast_to(np.maximum(last[0], last[-2]), (len(units), len(batch)))
+    first_gather, last_scatter = np.maximum(gather[0], gather[-1]), np.maximum(last[0], last[-2])
     once = piped & (batch.zero_stage != 3)
     rounds = of_step.gathers
-    tail = np.where(piped, _on_ranks(units, last), num_microbatches * last_scatter)
+    tail = np.where(piped, sums(units, last), m * last_scatter)
     waits = (
         rounds
         * (
-            _on_ranks(units, wait_forward)
-            + np.where(once, 0.0, _on_ranks(units, wait_backward))
+            sums(units, wait_forward)
+            + np.where(once, 0.0, sums(units, wait_backward))
             + first_gather
         )
         + tail
     )
     regathers = wait_backward * regather / np.maximum(regather + reduced, 1e-30)
     gathers = rounds * (
-        _on_ranks(units, wait_forward)
-        + np.where(once, 0.0, _on_ranks(units, regathers))
-        + first_gather
+        sums(units, wait_forward) + np.where(once, 0.0, sums(units, regathers)) + first_gather
     )
     reductions = of_step.reductions
-    copies = rounds * _on_ranks(units, copied) + reductions * _on_ranks(units, scatter_copy)
+    copies = rounds * sums(units, copied) + reductions * sums(units, scatter_copy)
     if hosted:  # the host waits: nothing hides these reductions, downloads and additions
         hidden = np.minimum(reduction + download, overlaps * backward) * (download > 0)
-        added = np.where(piped, 0.0, num_microbatches - 1.0)
+        added = np.where(piped, 0.0, m - 1.0)
         consumed = np.where(batch.optimizer_in_backward & ~piped, 1.0, 0.0)
-        waits = waits + added * _on_ranks(units, hidden + accumulate)
-        waits = waits + consumed * _on_ranks(units, hidden)
-    wire = rounds * _on_ranks(units, gathered + regather * ~once) + reductions * _on_ranks(
-        units, reduction
-    )
-    piped_replicas = np.where(piped, _on_ranks(units, replicate), 0.0)
-    replicas = np.minimum(
-        waits, num_microbatches * _on_ranks(units, np.maximum(0.0, replicate - overlaps * backward))
-    )
+        waits = waits + added * sums(units, hidden + accumulate)
+        waits = waits + consumed * sums(units, hidden)
+    wire = rounds * sums(units, gathered + regather * ~once) + reductions * sums(units, reduction)
+    piped_replicas = np.where(piped, sums(units, replicate), 0.0)
+    replicas = np.minimum(waits, m * sums(units, np.maximum(0.0, replicate - overlaps * backward)))
     replicas = np.where(piped, 0.0, replicas)
     hidden = np.maximum(0.0, wire - waits - piped_replicas)
     return ExposedSeconds(
@@ -206,9 +185,9 @@ def _fsdp(
 
 
 def _once_a_step(
-    units: FloatColumn,
+    load: Loads,
     passes: tuple[FloatColumn, FloatColumn],
-    of_shards: tuple[UnitShards, IntColumn],
+    shards: UnitShards,
     share: FloatColumn | float,
     forward_share: FloatColumn | float,
 ) -> ExposedSeconds:
@@ -219,12 +198,11 @@ def _once_a_step(
     forward_share: of the first forward; 0 where parameters are gathered before the step begins.
     Source: Megatron-LM --overlap-grad-reduce, --overlap-param-gather.
     """
-    shards, at = of_shards
     scatter, replicate, gather = (
-        _on_ranks(units, part.take(at, axis=1))
+        sums(load.units, at_rows(part, load.at_shard))
         for part in (shards.scatter_seconds, shards.replicate_seconds, shards.gather_seconds)
     )
-    forward, backward = (_on_ranks(units, seconds) for seconds in passes)
+    forward, backward = (sums(load.units, seconds) for seconds in passes)
     forward, backward = forward_share * forward, share * backward
     reduction = scatter + replicate
     late = np.maximum(0.0, reduction - backward)
