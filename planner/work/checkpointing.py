@@ -66,17 +66,8 @@ class Choices(Table):
         return Choices(**{field.name: np.zeros(size) for field in fields(Choices)})
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """The share of each operation that backward repeats, one for each operation.
-
-    It is one number where all layouts have the same, 0 or 1, else (U,).
-    needed, selective, module: under full checkpointing, selective-op and recomputed modules.
-    """
-
-    needed: tuple["FloatColumn | float", ...]
-    selective: tuple["FloatColumn | float", ...]
-    module: tuple["FloatColumn | float", ...]
+# share of each operation: one number where all layouts have the same, 0 or 1, else (U,)
+Shares = tuple[FloatColumn | float, ...]
 
 
 def choices_of(
@@ -138,8 +129,10 @@ def shares_of(
     bytes_of: Callable[[Tensor], FloatColumn],
     listed: Callable[[Listed], FloatColumn],
     early_stop: bool,
-) -> Shares:
+) -> dict[str, Shares]:
     """Shares of a layer's operations that each mode repeats.
+
+    "needed", "selective", "module": under full checkpointing, selective-op and recomputed modules.
 
     TorchTitan's selective-op saves the outputs of some operations (`_kept_outputs`).
     bytes_of: bytes (U,) of a tensor.
@@ -149,14 +142,14 @@ def shares_of(
     """
     stops = np.asarray(batch.compile | early_stop)
     behind = 0.0 if stops.all() else np.where(stops, 0.0, 1.0)
-    needed = [1.0 if again else behind for again in needed_again(ops)]
+    needed = tuple(1.0 if again else behind for again in needed_again(ops))
     selective = list(needed)
     for index, op, kept_bytes in _kept_outputs(ops, batch, bytes_of):
         saved = np.where(kept_bytes > 0, listed(op), 0.0)
         selective[index] = (1.0 - saved) * needed[index]
     modules = modules_at(ops, batch)
-    module = [_where_repeated(modules, index, share) for index, share in enumerate(needed)]
-    return Shares(*map(tuple, (needed, selective, module)))
+    module = (_where_repeated(modules, index, share) for index, share in enumerate(needed))
+    return {"needed": needed, "selective": tuple(selective), "module": tuple(module)}
 
 
 def modules_at(ops: tuple[Op, ...], batch: LayoutBatch) -> list[tuple[BoolColumn, Recomputed]]:
@@ -173,8 +166,8 @@ def modules_at(ops: tuple[Op, ...], batch: LayoutBatch) -> list[tuple[BoolColumn
 
 
 def _where_repeated(
-    modules: list[tuple[BoolColumn, Recomputed]], index: int, share: "FloatColumn | float"
-) -> "FloatColumn | float":
+    modules: list[tuple[BoolColumn, Recomputed]], index: int, share: FloatColumn | float
+) -> FloatColumn | float:
     """The share of one operation that is repeated, at the rows whose modules have it; else 0."""
     rows = [these for these, those in modules if those.repeats[index]]
     if len(rows) in (0, len(modules)):

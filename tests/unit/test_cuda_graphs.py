@@ -1,6 +1,6 @@
 """Launches, host waits and CUDA graphs: closed forms of one unit, and of whole steps."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.context import CostContext, OpCost, cost
-from planner.cost.layer.host_time import REFILL_LAUNCHES, UnitSeconds, host_time, launches, replays
+from planner.cost.layer.host_time import REFILL_LAUNCHES, launches, replays
 from planner.cost.layer.trainer_kernels import trainer_code
+from planner.cost.layer.unit_costs import host_time
+from planner.cost.layer.unit_work import UnitWork, quantities
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.memory.reserved import fixed_gradients, private_bytes
 from planner.cost.price import Pricer, Prices
@@ -72,21 +74,18 @@ def of_operations(
     context: CostContext, ops: tuple[Op, ...], costs: list[OpCost], redone: float = 0.0
 ) -> dict[str, FloatColumn]:
     """The host time of a layer of these operations, this share of which the backward repeats."""
-    host = launches(context, ops, costs, is_layer=True)
+    *forward, backward = launches(context, ops, costs, is_layer=True)
     of_all = {
-        "forward": [c.forward + c.exposed_forward.sum(axis=0) for c in costs],
-        "input_grad": [c.input_grad for c in costs],
-        "weight_grad": [c.weight_grad for c in costs],
-        "exposed_backward": [c.exposed_backward.sum(axis=0) for c in costs],
-        "launch_forward": host.forward_OU,
-        "launch_backward": host.backward_OU,
-        "wait_forward": host.waits_OU,
+        "again_all": quantities(costs, *forward).swapaxes(0, 1),
+        "input_grad_seconds": [c.input_grad for c in costs],
+        "weight_grad_seconds": [c.weight_grad for c in costs],
+        "exposed_backward": [c.exposed_backward for c in costs],
+        "launch_backward_seconds": backward,
+        "replay_seconds": [replays(context, is_layer=True)],
     }
-    sums = {name: in_order(columns) for name, columns in of_all.items()}
-    again = {"again": "forward", "launch_again": "launch_forward", "wait_again": "wait_forward"}
-    sums |= {name: redone * sums[of] for name, of in again.items()}
-    graphs = replays(context, is_layer=True)
-    return host_time(context.training, UnitSeconds(**sums, replays=graphs))
+    nothing = dict.fromkeys((one.name for one in fields(UnitWork)), np.zeros(1))
+    work = UnitWork(**nothing | {name: in_order(columns) for name, columns in of_all.items()})
+    return host_time(context.training, work, redone * work.again_all)
 
 
 @pytest.mark.parametrize("kernel_seconds", [0.0, 4e-6, 10e-6, 50e-6])

@@ -22,7 +22,6 @@ Letters: O operations of the unit, U distinct layouts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from planner.columns import BoolColumn, FloatColumn
 from planner.cost.layer.context import CostContext, OpCost
 from planner.rules.cuda_graphs import FULL, PARTIAL
 from planner.rules.recomputed_modules import recomputes
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import training_release
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 
@@ -46,25 +44,13 @@ ROUTED = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
-    """Seconds of the host for one microbatch of a unit.
-
-    forward_OU: launches of each operation's forward, which a recomputation repeats.
-    waits_OU: its waits for the device.
-    backward_OU: launches of each operation's backward, recomputation left out.
-    """
-
-    forward_OU: FloatColumn
-    waits_OU: FloatColumn
-    backward_OU: FloatColumn
-
-
 def launches(
     context: CostContext, ops: Sequence[Op], costs: Sequence[OpCost], *, is_layer: bool
-) -> Launches:
-    """Launches by the host for one microbatch of a unit.
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """Seconds of the host for one microbatch of a unit, (O, U) each.
 
+    (launches of the forwards, which a recomputation repeats, waits for the device, launches of the
+    backwards, recomputation left out).
     is_layer: not the embedding or the head, which `partial` leaves out.
     """
     single, module = context.device.profile.launch_seconds, _module_seconds(context)
@@ -77,10 +63,10 @@ def launches(
     eager_OU = np.array(eager) & captures
     refills = dropless and not release.named.launches_block
     refill = REFILL_LAUNCHES * single * captures if refills else 0.0
-    return Launches(
-        forward_OU=eager_OU * [c.forward_kernels * module + c.singles * single for c in costs],
-        waits_OU=np.array([c.waits for c in costs]) * refill,
-        backward_OU=eager_OU * [c.backward_kernels * module + c.singles * single for c in costs],
+    return (
+        eager_OU * [c.forward_kernels * module + c.singles * single for c in costs],
+        np.array([c.waits for c in costs]) * refill,
+        eager_OU * [c.backward_kernels * module + c.singles * single for c in costs],
     )
 
 
@@ -88,57 +74,6 @@ def replays(context: CostContext, *, is_layer: bool) -> FloatColumn:
     """Seconds of the host for replaying what graphs captured of a unit, in each direction, (U,)."""
     by_layer = is_layer & (context.graphs == PARTIAL)
     return np.asarray(_module_seconds(context) * by_layer)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitSeconds:
-    """One microbatch of units: what the device works, and what the host does; all of one shape.
-
-    forward, again: kernels and communication that nothing hides, in forward and recomputed.
-    input_grad, weight_grad, exposed_backward: the same of the rest of the backward.
-    launch_forward, launch_again, launch_backward: the host's launches for these.
-    wait_forward, wait_again: its waits for the device, in forward and in recomputation.
-    replays: of captured graphs, in each direction.
-    """
-
-    forward: FloatColumn
-    again: FloatColumn
-    input_grad: FloatColumn
-    weight_grad: FloatColumn
-    exposed_backward: FloatColumn
-    launch_forward: FloatColumn
-    launch_again: FloatColumn
-    launch_backward: FloatColumn
-    wait_forward: FloatColumn
-    wait_again: FloatColumn
-    replays: FloatColumn
-
-
-def host_time(training: TrainingSpec, unit: UnitSeconds) -> dict[str, FloatColumn]:
-    """Seconds that launches and waits add to one microbatch of units.
-
-    The layer's backward follows its recomputation at once, so both share one queue.
-    """
-    blocks = training_release(training).named.launches_block
-
-    def beyond(device: FloatColumn, host: FloatColumn) -> FloatColumn:
-        return host if blocks else np.maximum(0.0, host - device)
-
-    grads = unit.weight_grad + unit.input_grad
-    backward = beyond(
-        grads + unit.exposed_backward + unit.again + unit.wait_again,
-        unit.launch_backward + unit.launch_again + unit.replays,
-    )
-    share = unit.weight_grad / np.maximum(grads, 1e-12)
-    return {
-        "launch_forward_seconds": beyond(
-            unit.forward + unit.wait_forward, unit.launch_forward + unit.replays
-        ),
-        "launch_input_grad_seconds": (1.0 - share) * backward,
-        "launch_weight_grad_seconds": share * backward,
-        "wait_forward_seconds": unit.wait_forward,
-        "wait_backward_seconds": unit.wait_again,
-    }
 
 
 def _module_seconds(context: CostContext) -> FloatColumn:

@@ -12,16 +12,18 @@ from functools import cached_property
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
-from planner.cost.layer.host_time import UnitSeconds, host_time
 from planner.cost.layer.trainer_kernels import fused_kernels
-from planner.cost.layer.unit_work import COMMUNICATION, QUANTITIES, EndBytes, Savings, UnitWork
+from planner.cost.layer.unit_work import QUANTITIES, EndBytes, Savings, UnitWork
 from planner.precision import Recipe
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
+from planner.trainers.registry import training_release
 from planner.work.checkpointing import MEMORY_BUDGET, NONE, Mode, room, saved_by_budget
 
 MODE = ("ac_kind", "ac_value")
+SECONDS, FLOPS, *_, LAUNCHES, WAITS = range(len(QUANTITIES))
+COMMUNICATION = slice(FLOPS + 1, LAUNCHES)
 _KEY = (
     "tp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "cp_method", "micro_batch_size",
     *MODE,
@@ -128,39 +130,23 @@ def unit_costs(
     savings: of those rows that have a memory budget; None where none has.
     """
     again = _again(work, savings, rows, model.num_hidden_layers)
-    seconds, flops, exposed = again[0], again[1], again[COMMUNICATION]
-    launches, waits = (again[QUANTITIES.index(name)] for name in ("launches", "waits"))
-    redone = seconds + in_order(exposed)
-    host = host_time(
-        training,
-        UnitSeconds(
-            forward=work.forward_seconds + in_order(work.exposed_forward),
-            again=redone,
-            input_grad=work.input_grad_seconds,
-            weight_grad=work.weight_grad_seconds,
-            exposed_backward=in_order(work.exposed_backward),
-            launch_forward=work.launch_forward_seconds,
-            launch_again=launches,
-            launch_backward=work.launch_backward_seconds,
-            wait_forward=work.wait_seconds,
-            wait_again=waits,
-            replays=work.replay_seconds,
-        ),
-    )
-    mode = _mode(rows, work.forward_seconds.shape, model.num_hidden_layers)
+    once, exposed = work.again_all, again[COMMUNICATION]
+    seconds, flops = again[SECONDS], again[FLOPS]
+    redone = _device(again)
+    mode = _mode(rows, seconds.shape, model.num_hidden_layers)
     keeps, stays = mode.kept(work), mode.graph_share
     by_group = rules.framework.splits_backward_by_group
     saved = keeps.saved + stays * work.weight_bytes
     return UnitCosts(
-        forward_seconds=work.forward_seconds,
+        forward_seconds=once[SECONDS],
         input_grad_seconds=work.input_grad_seconds,
         weight_grad_seconds=work.weight_grad_seconds,
         recompute_seconds=seconds,
-        **host,
-        exposed_forward=work.exposed_forward,
+        **host_time(training, work, again),
+        exposed_forward=once[COMMUNICATION],
         exposed_backward=work.exposed_backward + exposed,
         redone_seconds=redone * work.weight_groups,
-        forward_flops=work.again_all[1],
+        forward_flops=once[FLOPS],
         recompute_flops=flops,
         redone_flops=flops * work.weight_groups,
         saved_bytes=saved,
@@ -174,6 +160,38 @@ def unit_costs(
     )
 
 
+def host_time(training: TrainingSpec, work: UnitWork, again: FloatColumn) -> dict[str, FloatColumn]:
+    """Seconds that launches and waits add to one microbatch of units (`cost.layer.host_time`).
+
+    The layer's backward follows its recomputation at once, so both share one queue.
+    again (Q, K + 2, U): what the backward repeats.
+    """
+    blocks = training_release(training).named.launches_block
+
+    def beyond(device: FloatColumn, host: FloatColumn) -> FloatColumn:
+        return host if blocks else np.maximum(0.0, host - device)
+
+    once, replays = work.again_all, work.replay_seconds
+    grads = work.weight_grad_seconds + work.input_grad_seconds
+    backward = beyond(
+        grads + in_order(work.exposed_backward) + _device(again) + again[WAITS],
+        work.launch_backward_seconds + again[LAUNCHES] + replays,
+    )
+    share = work.weight_grad_seconds / np.maximum(grads, 1e-12)
+    return {
+        "launch_forward_seconds": beyond(_device(once) + once[WAITS], once[LAUNCHES] + replays),
+        "launch_input_grad_seconds": (1.0 - share) * backward,
+        "launch_weight_grad_seconds": share * backward,
+        "wait_forward_seconds": once[WAITS],
+        "wait_backward_seconds": again[WAITS],
+    }
+
+
+def _device(quantities: FloatColumn) -> FloatColumn:
+    """Seconds of kernels and communication that nothing hides."""
+    return np.asarray(quantities[SECONDS] + in_order(quantities[COMMUNICATION]))
+
+
 def _mode(rows: LayoutBatch, shape: tuple[int, ...], num_layers: int) -> Mode:
     """How units checkpoint, (K + 2, U); embedding and head never do."""
     kind = np.full(shape, NONE)
@@ -185,7 +203,7 @@ def _again(
     work: UnitWork, savings: Savings | None, rows: LayoutBatch, num_layers: int
 ) -> FloatColumn:
     """Costs that the backwards of units repeat, (Q, K + 2, U)."""
-    again = np.zeros((len(QUANTITIES), *work.forward_seconds.shape))
+    again = np.zeros_like(work.again_all)
     layers, mode = again[:, :-2], Mode(rows.ac_kind, rows.ac_value, num_layers)
     for name, share in mode.repeats():
         at = np.flatnonzero(share)

@@ -18,7 +18,7 @@ from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.columns.table import Table
 from planner.cost.layer.context import CostContext, OpCost
 from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes
-from planner.cost.layer.host_time import Launches, launches, replays
+from planner.cost.layer.host_time import launches, replays
 from planner.cost.layer.op_costs import op_costs
 from planner.cost.layer.tp_hidden import hidden_shares
 from planner.cost.layer.trainer_kernels import (
@@ -46,7 +46,6 @@ from planner.work.pieces import HIDDEN, LOSS_CHUNKS
 
 # forward seconds, their flops, exposed communication by axis, launches of the host, its waits
 QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits")
-COMMUNICATION = slice(2, 5)
 # Layout fields that say how results travel. `Savings` do not depend on them, since no budget saves
 # communication; but for Ulysses, under which attention runs in one piece, and HybridEP, which pads.
 TRAVEL_FIELDS = ("async_tp", "cp_method", "moe_dispatcher")
@@ -80,12 +79,10 @@ class UnitWork(Choices, EndBytes):
     """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
 
     Bytes that modes choose between are those of `Choices`, those of ends are (U,).
-    forward_seconds, input_grad_seconds, weight_grad_seconds: kernels alone.
-    exposed_forward, exposed_backward (3 axes tp, cp, ep; K + 2; U): seconds of communication that
-        nothing hides.
-    launch_forward_seconds, launch_backward_seconds, replay_seconds, wait_seconds: of the host; see
-        `host_time.Launches`.
-    again_all (Q, K + 2, U): of all operations.
+    input_grad_seconds, weight_grad_seconds: kernels alone.
+    exposed_backward (3 axes tp, cp, ep; K + 2; U): seconds of communication that nothing hides.
+    launch_backward_seconds, replay_seconds: of the host (`host_time`).
+    again_all (Q, K + 2, U): of all operations, which is the forward.
     again_needed, again_selective, again_module (Q, K, U): of those of layers that a full and a
         selective-op checkpoint and recomputed modules repeat.
     weight_bytes: quantised weights that autograd saves.
@@ -93,15 +90,11 @@ class UnitWork(Choices, EndBytes):
         (`weight_grads`).
     """
 
-    forward_seconds: FloatColumn
     input_grad_seconds: FloatColumn
     weight_grad_seconds: FloatColumn
-    exposed_forward: FloatColumn
     exposed_backward: FloatColumn
-    launch_forward_seconds: FloatColumn
     launch_backward_seconds: FloatColumn
     replay_seconds: FloatColumn
-    wait_seconds: FloatColumn
     again_all: FloatColumn
     again_needed: FloatColumn
     again_selective: FloatColumn
@@ -126,7 +119,7 @@ class Savings(Table):
 
 def unit_work(context: CostContext, model: ModelSpec) -> UnitWork:
     """The work of every unit of the model at the U layouts of `context`."""
-    parts = [_columns(_summed(unit)) for unit in units_of(context, model)]
+    parts = [_summed(unit) for unit in units_of(context, model)]
     stacked = {
         name: np.stack([part[name] for part in (parts[:-2] if name in _OF_LAYERS else parts)], -2)
         for name in parts[0]
@@ -168,20 +161,11 @@ class Unit:
         nothing = [np.zeros(len(rows)) for _ in self.ops]
         if not (self.is_layer and _saves(self.ops)):
             return nothing
-        context, mode = (
-            self.context,
-            Mode(rows.ac_kind, rows.ac_value, self.model.num_hidden_layers),
-        )
-        shares = _shares_of(context, self.ops)
+        mode = Mode(rows.ac_kind, rows.ac_value, self.model.num_hidden_layers)
+        shares = _shares_of(self.context, self.ops)
         under_budget = (rows.ac_kind == MEMORY_BUDGET) & (mode.budget < 1.0)
         times = {**dict(mode.repeats()), "budget": under_budget.astype(np.float64)}
-        of_ops = {
-            "needed": shares.needed,
-            "budget": shares.needed,
-            "all": [1.0] * len(nothing),
-            "selective": shares.selective,
-            "module": shares.module,
-        }
+        of_ops = {**shares, "budget": shares["needed"], "all": (1.0,) * len(nothing)}
         return [
             in_order([often * of_ops[name][index] for name, often in times.items()])
             for index in range(len(nothing))
@@ -205,26 +189,15 @@ def units_of(context: CostContext, model: ModelSpec) -> Iterator[Unit]:
         yield Unit(context=context, model=model, ops=ops, is_layer=is_layer)
 
 
-def _quantities(costs: Sequence[OpCost], host: Launches) -> FloatColumn:
-    """(Q, operations, U), in the order of QUANTITIES."""
+def quantities(costs: Sequence[OpCost], launched: FloatColumn, waited: FloatColumn) -> FloatColumn:
+    """(Q, operations, U), in the order of QUANTITIES; launched, waited: as `launches` has them."""
     return np.concatenate(
         [
             np.array([[c.forward for c in costs], [c.flops for c in costs]]),
             np.array([c.exposed_forward for c in costs]).swapaxes(0, 1),
-            np.array([host.forward_OU, host.waits_OU]),
+            np.array([launched, waited]),
         ]
     )
-
-
-def _columns(summed: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
-    everything = summed["again_all"]
-    return {
-        **summed,
-        "forward_seconds": everything[QUANTITIES.index("seconds")],
-        "exposed_forward": everything[COMMUNICATION],
-        "launch_forward_seconds": everything[QUANTITIES.index("launches")],
-        "wait_seconds": everything[QUANTITIES.index("waits")],
-    }
 
 
 def _summed(unit: Unit) -> dict[str, FloatColumn]:
@@ -264,36 +237,30 @@ def _saves(ops: Sequence[Op]) -> bool:
 def _sums(unit: Unit) -> dict[str, FloatColumn]:
     """Sums over the operations, in order."""
     context, ops, costs = unit.context, unit.ops, unit.costs()
-    host = launches(context, ops, costs, is_layer=unit.is_layer)
-    quantities = _quantities(costs, host)
-    each = [quantities[:, index] for index in range(len(ops))]
+    *forward, backward = launches(context, ops, costs, is_layer=unit.is_layer)
+    each = list(quantities(costs, *forward).swapaxes(0, 1))
     summands: dict[str, list[FloatColumn]] = {
         "again_all": each,
         "input_grad_seconds": [c.input_grad for c in costs],
         "weight_grad_seconds": [c.weight_grad for c in costs],
         "exposed_backward": [c.exposed_backward for c in costs],
-        "launch_backward_seconds": list(host.backward_OU),
+        "launch_backward_seconds": list(backward),
     }
     if _saves(ops):
-        shares = _shares_of(context, ops)
-        for name, those in zip(
-            _OF_LAYERS, (shares.needed, shares.selective, shares.module), strict=True
-        ):
-            summands[name] = _repeated(each, those)
+        for name, those in _shares_of(context, ops).items():
+            summands[f"again_{name}"] = _repeated(each, those)
     else:
         summands |= {name: [] for name in _OF_LAYERS}
-    nothing = np.zeros_like(quantities[:, 0])
+    nothing = np.zeros_like(each[0])
     return {name: in_order(columns or [nothing]) for name, columns in summands.items()}
 
 
-def _shares_of(context: CostContext, ops: tuple[Op, ...]) -> Shares:
+def _shares_of(context: CostContext, ops: tuple[Op, ...]) -> dict[str, Shares]:
     early_stop = context.rules.early_stop
     return shares_of(ops, context.batch, context.bytes_of, context.listed, early_stop)
 
 
-def _repeated(
-    each: Sequence[FloatColumn], shares: Sequence[FloatColumn | float]
-) -> list[FloatColumn]:
+def _repeated(each: Sequence[FloatColumn], shares: Shares) -> list[FloatColumn]:
     """These quantities times their shares, without what is 0 times as much."""
     pairs = zip(each, shares, strict=True)
     return [
@@ -309,11 +276,11 @@ def _sorted_by_worth(unit: Unit) -> tuple[FloatColumn, FloatColumn]:
     Source: torch._functorch.partitioners.estimate_runtime: flops, 1 for an operation without.
     """
     costs = unit.costs()
-    host = launches(unit.context, unit.ops, costs, is_layer=unit.is_layer)
+    *forward, _ = launches(unit.context, unit.ops, costs, is_layer=unit.is_layer)
     made = makers(unit.ops)
     places = [index for index, _ in made]
     sizes = np.array([unit.context.bytes_of(tensor) for _, tensor in made])
-    again = _quantities(costs, host)[:, places].swapaxes(0, 1)
+    again = quantities(costs, *forward)[:, places].swapaxes(0, 1)
     worth = np.maximum(again[:, 1], 1.0) / np.maximum(sizes, 1.0)
     order = np.argsort(-worth, axis=0, kind="stable")
     return (
