@@ -105,20 +105,16 @@ def lower_bounds(
         schedule undercuts), less one layer for uneven splits. Buffers are left out, and in a
         pipeline logits and recomputation too.
     """
-    unit, inverse, least = _least_units(job, batch)
-    device = _device_bytes(job, _fully_sharded(job, batch), unit, inverse, _in_flight(job, batch))
-    hidden = _hidden(job, unit)
-    return _cell_seconds(job, batch, hidden, inverse, least, idle), device
+    unit, each = _least_units(job, batch)
+    return each.of_cells(idle), _least_bytes(job, batch, unit, each.at)
 
 
 def device_and_compute_bounds(
     job: PreparedJob, batch: LayoutBatch, idle: Idle
 ) -> tuple[FloatColumn, FloatColumn]:
     """(device bytes of `lower_bounds`, seconds of `compute_lower_bounds`), (N,) each."""
-    unit, inverse, least = _least_units(job, batch)
-    device = _device_bytes(job, _fully_sharded(job, batch), unit, inverse, _in_flight(job, batch))
-    compute = _mean_seconds(job, batch, _hidden(job, unit), inverse, least, idle.overlaps)
-    return device, np.asarray(compute + _bubble(job, batch, least[inverse], idle))
+    unit, each = _least_units(job, batch)
+    return _least_bytes(job, batch, unit, each.at), each.with_bubble(idle)
 
 
 def cell_device_bounds(
@@ -132,12 +128,12 @@ def cell_device_bounds(
     least.
     most_bytes: how much of a device may be used.
     """
-    unit, inverse, _ = _least_units(job, batch)
-    in_flight = _in_flight(job, batch)
-    device = _device_bytes(job, _fully_sharded(job, batch), unit, inverse, in_flight)
+    unit, each = _least_units(job, batch)
+    device = _least_bytes(job, batch, unit, each.at)
     near = np.flatnonzero(device <= most_bytes)  # less sharding holds no less
     room = np.full((len(job.rules.sharding.stages), len(batch)), -np.inf)
-    part, at_unit, held = batch.take(near), inverse[near], in_flight[near]
+    part, at_unit = batch.take(near), each.at[near]
+    held = _in_flight(job, part)
     either = np.stack([held, held + 1.0])
     for place, stage in enumerate(job.rules.sharding.stages):
         fewest, more = _device_bytes(job, _sharded(part, stage), unit, at_unit, either)
@@ -171,27 +167,12 @@ def time_lower_bounds(
     job: PreparedJob, batch: LayoutBatch, idle: Idle | None = None
 ) -> FloatColumn:
     """The step seconds of `lower_bounds`, (N,)."""
-    hidden, inverse, least = _least_seconds(job, batch)
-    return _cell_seconds(job, batch, hidden, inverse, least, idle)
+    return _least_seconds(job, batch).of_cells(idle)
 
 
 def compute_lower_bounds(job: PreparedJob, batch: LayoutBatch, idle: Idle) -> FloatColumn:
     """Seconds of `time_lower_bounds` that neither network nor optimizer takes, (N,)."""
-    hidden, inverse, least = _least_seconds(job, batch)
-    compute = _mean_seconds(job, batch, hidden, inverse, least, idle.overlaps)
-    return np.asarray(compute + _bubble(job, batch, least[inverse], idle))
-
-
-def _least_seconds(
-    job: PreparedJob, batch: LayoutBatch
-) -> tuple[FloatColumn, IntColumn, FloatColumn]:
-    """(what pairs hide of a microbatch at most (U,), row of each layout (N,), its seconds (U,))."""
-    rows, inverse = _optimistic_rows(job, batch)
-    least, hidden = np.empty((2, len(rows)))
-    for part in chunks.slices(len(rows), chunks.CACHED_ROWS):
-        unit, least[part] = _least_at(job, rows.take(part))
-        hidden[part] = _hidden(job, unit)
-    return hidden, inverse, least
+    return _least_seconds(job, batch).with_bubble(idle)
 
 
 def step_lower_bounds(
@@ -205,12 +186,12 @@ def step_lower_bounds(
     computed separately and no pairs overlap.
     limit_seconds: of layouts that compute longer, that is the bound.
     """
-    unit, inverse = _units(job, batch)
+    unit, each = _own_units(job, batch)
     paired = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
-    compute = _own_compute(job, batch, unit, inverse, paired)
+    compute = each.mean(paired)
     near = np.flatnonzero(compute <= limit_seconds)
     bound, part = compute.copy(), batch.take(near)
-    more = _beyond_compute(job, part, unit, inverse[near], paired[near])
+    more = _beyond_compute(job, part, unit, each.at[near], paired[near])
     bound[near] += job.own_factor[part.precision] * more
     return bound, compute
 
@@ -267,55 +248,54 @@ def layout_lower_bounds(
     """
     if overlaps is None:
         overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
-    return _own_compute(job, batch, *_units(job, batch), overlaps)
+    return _own_units(job, batch)[1].mean(overlaps)
 
 
-def _units(job: PreparedJob, batch: LayoutBatch) -> tuple[UnitCosts, IntColumn]:
-    """(units at U distinct rows, row of each layout (N,)) with the layouts' own options."""
-    rows, inverse = distinct_rows(job, batch)
-    return units_at(job, rows), inverse
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Microbatch:
+    """Seconds of one microbatch on all units of N layouts, at U distinct rows.
 
-
-def _own_compute(
-    job: PreparedJob, batch: LayoutBatch, unit: UnitCosts, inverse: IntColumn, overlaps: BoolColumn
-) -> FloatColumn:
-    hidden = _of_all_units(job, pairs.most_saved(unit, job.profile))
-    return _mean_seconds(job, batch, hidden, inverse, _of_all_units(job, unit.total), overlaps)
-
-
-def _hidden(job: PreparedJob, unit: UnitCosts) -> FloatColumn:
-    """Seconds that overlapped pairs hide of a microbatch on all units at the most, (U,)."""
-    return _of_all_units(job, pairs.shares_of_wires(unit, job.profile))
-
-
-def _cell_seconds(
-    job: PreparedJob,
-    batch: LayoutBatch,
-    hidden: FloatColumn,
-    inverse: IntColumn,
-    least: FloatColumn,
-    idle: Idle | None,
-) -> FloatColumn:
-    """A step of the fastest of each cell's options, at least, (N,).
-
-    hidden, least (U,): as `_mean_seconds` and `_least_at` have them.
+    at (N,): each layout's row.
+    seconds (U,): at the least. hidden (U,): of them, what overlapped pairs hide at the most.
     """
-    idle = Idle.of_any(batch) if idle is None else idle
-    compute = _mean_seconds(job, batch, hidden, inverse, least, idle.overlaps)
-    network, update = _least_data_parallel(job, batch)
-    factor = job.own_factor[batch.precision]
-    alone = np.where(idle.overlaps, 0.0, network)  # what pairs hide may be waited for there
-    bubble = _bubble(job, batch, least[inverse], idle)
-    return np.maximum(compute, factor * alone) + factor * update + bubble
 
+    job: PreparedJob
+    batch: LayoutBatch
+    at: IntColumn
+    seconds: FloatColumn
+    hidden: FloatColumn
 
-def _bubble(job: PreparedJob, batch: LayoutBatch, least: FloatColumn, idle: Idle) -> FloatColumn:
-    """Seconds that a step waits with the best of the cells' schedules, at least, (N,).
+    def mean(self, overlaps: BoolColumn) -> FloatColumn:
+        """Compute seconds of a mean rank in a step, (N,), less all that overlapped pairs can hide.
 
-    least (N,): seconds of a microbatch on all units.
-    """
-    each = (1.0 - SPLIT_HIDES) * idle.microbatches * least / batch.pp
-    return np.asarray(job.own_factor[batch.precision] * each)
+        Waits for stragglers are in proportion to it.
+
+        overlaps (N,): layouts whose schedules overlap pairs.
+        """
+        job, batch, at = self.job, self.batch, self.at
+        late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
+        m = num_microbatches(batch, job.training)
+        mean = m * self.seconds[at] / batch.pp
+        mean = mean - np.where(overlaps, m * self.hidden[at] / batch.pp, 0.0)
+        return np.asarray(job.own_factor[batch.precision] * (1.0 + late) * mean)
+
+    def with_bubble(self, idle: Idle, least: FloatColumn | float = 0.0) -> FloatColumn:
+        """The mean, and what a step waits with the best of the cells' schedules, (N,).
+
+        least (N,): seconds that the mean takes in any case.
+        """
+        batch = self.batch
+        each = (1.0 - SPLIT_HIDES) * idle.microbatches * self.seconds[self.at] / batch.pp
+        bubble = self.job.own_factor[batch.precision] * each
+        return np.asarray(np.maximum(self.mean(idle.overlaps), least) + bubble)
+
+    def of_cells(self, idle: Idle | None) -> FloatColumn:
+        """A step of the fastest of each cell's options, at least, (N,)."""
+        idle = Idle.of_any(self.batch) if idle is None else idle
+        network, update = _least_data_parallel(self.job, self.batch)
+        factor = self.job.own_factor[self.batch.precision]
+        alone = np.where(idle.overlaps, 0.0, network)  # what pairs hide may be waited for there
+        return self.with_bubble(idle, factor * alone) + factor * update
 
 
 def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
@@ -365,37 +345,29 @@ def _network(
     )
 
 
-def _mean_seconds(
-    job: PreparedJob,
-    batch: LayoutBatch,
-    hidden: FloatColumn,
-    inverse: IntColumn,
-    least: FloatColumn,
-    overlaps: BoolColumn,
-) -> FloatColumn:
-    """Compute seconds of a mean rank in a step, (N,), less all that overlapped pairs can hide.
-
-    Waits for stragglers are in proportion to it.
-
-    hidden (U,): what pairs hide of a microbatch on all units, at the most.
-    least (U,): seconds of a microbatch on all units.
-    overlaps (N,): layouts whose schedules overlap pairs.
-    """
-    late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
-    m = num_microbatches(batch, job.training)
-    mean = m * least[inverse] / batch.pp
-    mean = mean - np.where(overlaps, m * hidden[inverse] / batch.pp, 0.0)
-    return np.asarray(job.own_factor[batch.precision] * (1.0 + late) * mean)
+def _own_units(job: PreparedJob, batch: LayoutBatch) -> tuple[UnitCosts, _Microbatch]:
+    """The units with the layouts' own options."""
+    rows, at = distinct_rows(job, batch)
+    unit = units_at(job, rows)
+    hidden = _of_all_units(job, pairs.most_saved(unit, job.profile))
+    seconds = _of_all_units(job, unit.total)
+    return unit, _Microbatch(job=job, batch=batch, at=at, seconds=seconds, hidden=hidden)
 
 
-def _least_units(job: PreparedJob, batch: LayoutBatch) -> tuple[UnitCosts, IntColumn, FloatColumn]:
-    """(units at U distinct rows, row of each layout (N,), seconds of all units together (U,)).
+def _least_units(job: PreparedJob, batch: LayoutBatch) -> tuple[UnitCosts, _Microbatch]:
+    """The units with the best of what the layouts' options allow, in bytes as in seconds."""
+    rows, at = _optimistic_rows(job, batch)
+    unit, seconds, hidden = _least_at(job, rows)
+    return unit, _Microbatch(job=job, batch=batch, at=at, seconds=seconds, hidden=hidden)
 
-    Bytes and seconds are the least of what the layouts' options allow.
-    """
-    rows, inverse = _optimistic_rows(job, batch)
-    unit, least = _least_at(job, rows)
-    return unit, inverse, least
+
+def _least_seconds(job: PreparedJob, batch: LayoutBatch) -> _Microbatch:
+    """The seconds of `_least_units`, in parts whose columns stay in fast memory."""
+    rows, at = _optimistic_rows(job, batch)
+    seconds, hidden = np.empty((2, len(rows)))
+    for part in chunks.slices(len(rows), chunks.CACHED_ROWS):
+        _, seconds[part], hidden[part] = _least_at(job, rows.take(part))
+    return _Microbatch(job=job, batch=batch, at=at, seconds=seconds, hidden=hidden)
 
 
 def _optimistic_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
@@ -415,8 +387,8 @@ def _optimistic_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch,
     return distinct_rows(job, staged)
 
 
-def _least_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitCosts, FloatColumn]:
-    """(units at U rows, seconds of all units together (U,)), with the best of all methods."""
+def _least_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitCosts, FloatColumn, FloatColumn]:
+    """(units at U rows, seconds of all units, what pairs hide of them), the best of all methods."""
     first, *others = product(_cp_methods(job), _dispatchers(job))
     unit = units_at(job, _with_methods(job, rows, *first))
     least = _of_all_units(job, unit.total)
@@ -432,7 +404,8 @@ def _least_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitCosts, FloatColu
         full = units_at(job, rows.take(blocks), FULL)
         for name in _LEAST:
             kept[name][..., blocks] = np.minimum(kept[name][..., blocks], getattr(full, name))
-    return replace(unit, **kept), least
+    unit = replace(unit, **kept)
+    return unit, least, _of_all_units(job, pairs.shares_of_wires(unit, job.profile))
 
 
 def _others(
@@ -466,10 +439,6 @@ def _sharded(batch: LayoutBatch, stage: int) -> LayoutBatch:
     return replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, stage))
 
 
-def _fully_sharded(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
-    return _sharded(batch, job.rules.sharding.stages[0])
-
-
 def _cp_methods(job: PreparedJob) -> list[int]:
     """Codes of the CP methods to try: two that differ in communication alone count as one."""
     codes = {CP_METHODS.index(name) for name in job.rules.cp_methods}
@@ -496,6 +465,14 @@ def _with_methods(
         without = len(set(WITHOUT_EP) & job.rules.moe_dispatchers) > 1
     dispatchers = np.where((rows.ep > 1) | without, dispatcher, rows.moe_dispatcher)
     return replace(rows, cp_method=one_number(cp_method, len(rows)), moe_dispatcher=dispatchers)
+
+
+def _least_bytes(
+    job: PreparedJob, batch: LayoutBatch, unit: UnitCosts, at_unit: IntColumn
+) -> FloatColumn:
+    """Device bytes of `lower_bounds`, (N,): fully sharded."""
+    sharded = _sharded(batch, job.rules.sharding.stages[0])
+    return _device_bytes(job, sharded, unit, at_unit, _in_flight(job, batch))
 
 
 def _device_bytes(
