@@ -93,14 +93,23 @@ class Schedule(ABC):
         """Demands of this runtime on the schedule."""
         return tuple(rule for rule in self.conditions if runtime in rule.runtimes)
 
-    @abstractmethod
     def bubble_seconds(
         self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """Idle seconds of a rank, (N,), for equal stages and free sends.
 
-        They are the step minus m (f + i + w).
+        They are the step minus m (f + i + w). With whole backwards, exact:
+
+            ((p - 1) + (v - 1) max(0, p - m)) (f + b) / v
+
+        The second term is the wait for a microbatch to come round when fewer than p keep the loop
+        busy.
+        Source: Huang et al. 2018, section 2.3 (GPipe); Narayanan et al. 2021, sections 2.2.1 and
+            2.2.2 (1F1B, interleaved for m a multiple of p); Lamy-Poirier 2023, section 4
+            (LoopedBFS); the second term by counting stages.
         """
+        waits = (pp - 1) + (v - 1) * np.maximum(0, pp - m)
+        return np.asarray(waits * (f + i + w) / v, dtype=np.float64)
 
     @abstractmethod
     def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:

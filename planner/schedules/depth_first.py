@@ -8,21 +8,75 @@ Source: Narayanan et al. 2021 (PipeDream-Flush, interleaved); Qi et al. 2023 (W 
 torch 2.13 pipelining/schedules.py gives the same orders (tests/unit/test_schedules_torch.py).
 """
 
+from abc import abstractmethod
 from functools import lru_cache
 
 import numpy as np
 
 from planner.schedules.actions import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, ActionColumns
-from planner.schedules.base import Floats, IntLike, Ints, ScheduleRule
+from planner.schedules.base import Floats, IntLike, Ints, Schedule, ScheduleRule
 
 
-def depth_first_order(
-    rank: int, pp: int, v: int, m: int, *, warmup: int, weight_delay: int | None
+class DepthFirst(Schedule):
+    """1F1B and its variants, which differ in their warm-up and in how late W is.
+
+    All counts of microbatches are exact.
+    """
+
+    @abstractmethod
+    def warmup(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
+        """Forward chunks of a rank before its first backward, where there are as many."""
+
+    def delay(self, rank: IntLike) -> IntLike:
+        """Chunks by which W follows I, where they are two actions."""
+        return rank
+
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
+        """Warm-up, then F and backward in turn, then the other backwards.
+
+        With a W of its own, each I is followed by the W of `delay` chunks earlier, and the
+        remaining W come at the end.
+        """
+        warmup = min(int(self.warmup(rank, pp, v, m)), v * m)
+        delay = int(self.delay(rank)) if self.splits_backward else None
+        return _order(rank, pp, v, m, warmup, delay)
+
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
+        """min(v m, warm-up + 1) / v."""
+        warmup = self.warmup(rank, pp, v, m)
+        return np.asarray(np.minimum(v * m, warmup + 1) / v, dtype=np.float64)
+
+    def weight_grad_held(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
+        """min(delay, v m - warm-up - 1) / v, not below 0, when `in_flight` last peaks."""
+        if not self.splits_backward:
+            return super().weight_grad_held(rank, pp, v, m)
+        room = np.maximum(0, v * m - self.warmup(rank, pp, v, m) - 1)
+        return np.asarray(np.minimum(self.delay(rank), room) / v, dtype=np.float64)
+
+    def peak_candidates(
+        self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike
+    ) -> tuple[tuple[Floats, Floats], ...]:
+        """The peak in flight, and right after an I when most chunks wait for W.
+
+        These are min(delay + 1, v m).
+        """
+        whole, half = (of(rank, pp, v, m) for of in (self.in_flight, self.weight_grad_held))
+        if not self.splits_backward:
+            return ((whole, half),)
+        late = np.minimum(np.asarray(self.delay(rank)) + 1, v * m) / v
+        others = np.clip(m - late, 0.0, whole - 1.0 / v)
+        return (whole, half), (np.asarray(others), np.asarray(late, dtype=np.float64))
+
+    def repeats_after(self, pp: int, v: int, m: int) -> int:
+        """One round of several stages a rank."""
+        return int(microbatches_per_round(pp, m)) if v > 1 else 1
+
+
+def _order(
+    rank: int, pp: int, v: int, m: int, warmup: int, weight_delay: int | None
 ) -> ActionColumns:
-    """Actions of one rank: `warmup` forwards, then F and backward in turn, then other backwards.
+    """Actions of one rank; weight_delay: None for full backwards (B).
 
-    weight_delay: None for full backwards (B). With d, each I is followed by the W of d chunks
-        earlier, and the remaining W come at the end.
     Turn t is forward chunk t + warmup, backward chunk t and the weight gradient of chunk t - d.
     Warm-up forwards have turns below 0.
     """
@@ -58,32 +112,6 @@ def microbatches_per_round(pp: IntLike, m: IntLike) -> Ints:
     """
     count = np.asarray(m, dtype=np.int64)
     return np.asarray(count // np.maximum(1, count // pp), dtype=np.int64)
-
-
-def chunks_in_flight(warmup: IntLike, v: IntLike, m: IntLike) -> Floats:
-    """Peak of forwards without their backward, in microbatches: min(v m, warmup + 1) / v."""
-    return np.asarray(np.minimum(v * m, warmup + 1) / v, dtype=np.float64)
-
-
-def chunks_awaiting_weight_grad(warmup: IntLike, delay: IntLike, v: IntLike, m: IntLike) -> Floats:
-    """Microbatches (chunks / v) between I and W when `chunks_in_flight` last peaks.
-
-    min(d, v m - warmup - 1) / v, not below 0.
-    """
-    room = np.maximum(0, v * m - warmup - 1)
-    return np.asarray(np.minimum(delay, room) / v, dtype=np.float64)
-
-
-def late_weight_grads(
-    in_flight: Floats, delay: IntLike, v: IntLike, m: IntLike
-) -> tuple[Floats, Floats]:
-    """(what else is in flight, what waits for W) when most chunks wait for W, min(d + 1, v m).
-
-    In microbatches, right after an I (see `Schedule.peak_candidates`).
-    """
-    late = np.minimum(np.asarray(delay) + 1, v * m) / v
-    whole = np.clip(m - late, 0.0, in_flight - 1.0 / v)
-    return np.asarray(whole, dtype=np.float64), np.asarray(late, dtype=np.float64)
 
 
 def exchanges(pp: IntLike, m: IntLike) -> Floats:

@@ -8,7 +8,6 @@ import numpy as np
 from planner.schedules.actions import BACKWARD, FORWARD, ActionColumns
 from planner.schedules.base import (
     Exposed,
-    FloatLike,
     Floats,
     IntLike,
     Schedule,
@@ -36,15 +35,6 @@ class GPipe(Schedule):
         return ActionColumns(
             np.full(2 * m, rank), np.repeat([FORWARD, BACKWARD], m), np.concatenate([each, each])
         )
-
-    def bubble_seconds(
-        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
-    ) -> Floats:
-        """(p - 1)(f + b), exact for equal stages.
-
-        Source: Huang et al. 2018, section 2.3: share (p - 1) / (m + p - 1).
-        """
-        return np.asarray((pp - 1) * (f + i + w), dtype=np.float64)
 
     def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """m: the first backward waits for the last forward. Exact."""
@@ -90,16 +80,6 @@ class LoopedBFS(Schedule):
             np.repeat([FORWARD, BACKWARD], len(stage_k)),
             np.concatenate([microbatch_k, microbatch_k[::-1]]),
         )
-
-    def bubble_seconds(
-        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
-    ) -> Floats:
-        """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v, exact for equal stages.
-
-        Source: Lamy-Poirier 2023, section 4.
-        """
-        waits = (pp - 1) + (v - 1) * np.maximum(0, pp - m)
-        return np.asarray(waits * (f + i + w) / v, dtype=np.float64)
 
     def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """m: the first backward waits for the last forward. Exact."""

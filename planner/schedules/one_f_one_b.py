@@ -5,27 +5,23 @@ Interleaved, v stages per rank make the bubble v times smaller, for more sends a
 
 import numpy as np
 
-from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,
-    FloatLike,
     Floats,
     IntLike,
-    Schedule,
     ScheduleRule,
     one_stage_per_rank,
     several_stages_per_rank,
 )
 from planner.schedules.depth_first import (
-    chunks_in_flight,
-    depth_first_order,
+    DepthFirst,
     exchanges,
     microbatches_per_round,
     whole_rounds,
 )
 
 
-class OneFOneB(Schedule):
+class OneFOneB(DepthFirst):
     """One forward, one backward after a warm-up of p - 1 - rank forwards.
 
     Source: Narayanan et al. 2021, section 2.2.
@@ -48,19 +44,8 @@ class OneFOneB(Schedule):
         ),
     )
 
-    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
-        """Warm-up min(m, p - 1 - rank), then F B in turn, then the remaining B."""
-        return depth_first_order(rank, pp, 1, m, warmup=min(m, pp - 1 - rank), weight_delay=None)
-
-    def bubble_seconds(
-        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
-    ) -> Floats:
-        """(p - 1)(f + b), exact for equal stages. Source: Narayanan et al. 2021, section 2.2.1."""
-        return np.asarray((pp - 1) * (f + i + w), dtype=np.float64)
-
-    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
-        """min(m, p - rank). Exact."""
-        return chunks_in_flight(pp - 1 - rank, 1, m)
+    def warmup(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
+        return pp - 1 - rank
 
     def sends_on_critical_path(
         self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
@@ -80,7 +65,7 @@ class OneFOneB(Schedule):
         )
 
 
-class Interleaved1F1B(Schedule):
+class Interleaved1F1B(DepthFirst):
     """Depth-first over v stages per rank.
 
     Source: Narayanan et al. 2021, section 2.2.2; Llama 3, section 3.3.2.
@@ -106,30 +91,8 @@ class Interleaved1F1B(Schedule):
         whole_rounds(name),
     )
 
-    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
-        """Warm-up of (v - 1) k + 2 (p - 1 - rank) chunks, then F B in turn.
-
-        k: microbatches per round.
-        """
-        warmup = int(_warmup(rank, pp, v, m))
-        return depth_first_order(rank, pp, v, m, warmup=min(warmup, v * m), weight_delay=None)
-
-    def bubble_seconds(
-        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
-    ) -> Floats:
-        """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v.
-
-        The second term is the wait for a microbatch to come round when fewer than p keep the loop
-        busy. Exact for equal stages.
-        Source: Narayanan et al. 2021, section 2.2.2 (m a multiple of p); the second term by
-            counting stages.
-        """
-        waits = (pp - 1) + (v - 1) * np.maximum(0, pp - m)
-        return np.asarray(waits * (f + i + w) / v, dtype=np.float64)
-
-    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
-        """min(v m, (v - 1) k + 2 (p - 1 - rank) + 1) / v. Exact."""
-        return chunks_in_flight(_warmup(rank, pp, v, m), v, m)
+    def warmup(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
+        return (v - 1) * microbatches_per_round(pp, m) + 2 * (pp - 1 - rank)
 
     def sends_on_critical_path(
         self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
@@ -157,11 +120,3 @@ class Interleaved1F1B(Schedule):
         if exposed == "send":
             hops = np.maximum(hops, (2.0 * v - 1.0) * m + 2.0 * pp - 3.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
-
-    def repeats_after(self, pp: int, v: int, m: int) -> int:
-        """One round."""
-        return int(microbatches_per_round(pp, m))
-
-
-def _warmup(rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
-    return (v - 1) * microbatches_per_round(pp, m) + 2 * (pp - 1 - rank)

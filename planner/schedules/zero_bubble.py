@@ -6,29 +6,24 @@ has none while f, i and w are alike. Interleaved it is torch's ZB1P.
 
 import numpy as np
 
-from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     ZERO_BUBBLE_FORK,
     Exposed,
     FloatLike,
     Floats,
     IntLike,
-    Schedule,
     one_stage_per_rank,
     several_stages_per_rank,
 )
 from planner.schedules.depth_first import (
-    chunks_awaiting_weight_grad,
-    chunks_in_flight,
-    depth_first_order,
+    DepthFirst,
     exchanges,
-    late_weight_grads,
     microbatches_per_round,
     whole_rounds,
 )
 
 
-class ZB1p(Schedule):
+class ZB1p(DepthFirst):
     """The handcrafted ZB-H1: every rank holds at most p microbatches until their W.
 
     depth d: microbatches in flight for each rank that follows; ZB-2p has two.
@@ -45,16 +40,12 @@ class ZB1p(Schedule):
     depth = 1
     conditions = (one_stage_per_rank(name),)
 
-    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
-        """Warm-up d (p - 1 - rank), then F I W in turn with W late by d rank microbatches."""
-        return depth_first_order(
-            rank,
-            pp,
-            1,
-            m,
-            warmup=min(m, self.depth * (pp - 1 - rank)),
-            weight_delay=self.depth * rank,
-        )
+    def warmup(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
+        return self.depth * (pp - 1 - rank)
+
+    def delay(self, rank: IntLike) -> IntLike:
+        """D rank: with what is in flight, d (p - 1) + 1 microbatches on every rank."""
+        return self.depth * rank
 
     def bubble_seconds(
         self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
@@ -69,25 +60,6 @@ class ZB1p(Schedule):
         delayed = np.minimum(others, m - 1)
         drain = others * (f + i) - delayed * w
         return np.asarray(np.maximum(drain, (others - delayed) * f + others * i), dtype=np.float64)
-
-    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
-        """min(m, d (p - 1 - rank) + 1). Exact."""
-        return chunks_in_flight(self.depth * (pp - 1 - rank), 1, m)
-
-    def weight_grad_held(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
-        """min(d rank, m - d (p - 1 - rank) - 1): with `in_flight`, d (p - 1) + 1 on every rank.
-
-        Exact.
-        """
-        warmup = self.depth * (pp - 1 - rank)
-        return chunks_awaiting_weight_grad(warmup, self.depth * rank, 1, m)
-
-    def peak_candidates(
-        self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike
-    ) -> tuple[tuple[Floats, Floats], ...]:
-        """Exact."""
-        whole, half = (of(rank, pp, v, m) for of in (self.in_flight, self.weight_grad_held))
-        return (whole, half), late_weight_grads(whole, self.depth * rank, 1, m)
 
     def sends_on_critical_path(
         self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
@@ -150,7 +122,7 @@ class ZB2p(ZB1p):
         )
 
 
-class InterleavedZeroBubble(Schedule):
+class InterleavedZeroBubble(DepthFirst):
     """Depth-first over v stages per rank, with W delayed by `rank` chunks.
 
     Source: Qi et al. 2023, ZB-H1, interleaved.
@@ -163,13 +135,8 @@ class InterleavedZeroBubble(Schedule):
     search_order = 40
     conditions = (several_stages_per_rank(name), whole_rounds(name))
 
-    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
-        """Warm-up of (v - 1) k + (p - 1 - rank) chunks, then F I W in turn.
-
-        W is late by `rank` chunks.
-        """
-        warmup = int(_warmup(rank, pp, v, m))
-        return depth_first_order(rank, pp, v, m, warmup=min(warmup, v * m), weight_delay=rank)
+    def warmup(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
+        return (v - 1) * microbatches_per_round(pp, m) + (pp - 1 - rank)
 
     def bubble_seconds(
         self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
@@ -201,21 +168,6 @@ class InterleavedZeroBubble(Schedule):
         )
         return np.asarray(np.where(few, np.maximum(chains, loops), chains) / v, dtype=np.float64)
 
-    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
-        """min(v m, (v - 1) k + (p - 1 - rank) + 1) / v. Exact."""
-        return chunks_in_flight(_warmup(rank, pp, v, m), v, m)
-
-    def weight_grad_held(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
-        """min(rank, v m - warm-up - 1) / v. Exact."""
-        return chunks_awaiting_weight_grad(_warmup(rank, pp, v, m), rank, v, m)
-
-    def peak_candidates(
-        self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike
-    ) -> tuple[tuple[Floats, Floats], ...]:
-        """Exact."""
-        whole, half = (of(rank, pp, v, m) for of in (self.in_flight, self.weight_grad_held))
-        return (whole, half), late_weight_grads(whole, rank, v, m)
-
     def sends_on_critical_path(
         self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
@@ -233,11 +185,3 @@ class InterleavedZeroBubble(Schedule):
         elif exposed != "none":
             hops = np.maximum(hops, 2.0 * v * m + 2.0 * pp - 5.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
-
-    def repeats_after(self, pp: int, v: int, m: int) -> int:
-        """One round."""
-        return int(microbatches_per_round(pp, m))
-
-
-def _warmup(rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
-    return (v - 1) * microbatches_per_round(pp, m) + (pp - 1 - rank)
