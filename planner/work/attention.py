@@ -9,11 +9,12 @@ from planner.specs.model import ModelSpec
 from planner.work.heads import projects_gate
 from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Moves, Op, Tensor
 from planner.work.pieces import (
-    HIDDEN,
+    ATTENTION_IN,
     Code,
     norm,
     norm_saves,
     output_projection,
+    product,
     projection,
     upcast,
 )
@@ -39,15 +40,13 @@ def attention(
         layers are recomputed they stay besides, below 3% of all that does: not counted.
     """
     flash = flash and not (code.own_mixers and model.qk_head_dim > WIDEST_FUSED)
-    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    attended = Tensor("attention_out", ("tokens", "heads", "v_dim"))
     gate = output_gate(model, attended)
-    gated = Tensor(name="attention_gated", dims=attended.dims) if gate else attended
+    gated = Tensor("attention_gated", attended.dims) if gate else attended
     return (
         *(mla(model, code) if model.uses_mla else gqa(model, code, own_keys)),
         Collective(
-            name="context_in",
-            site="cp_enter",
-            tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
+            name="context_in", site="cp_enter", tensor=Tensor("kv_full", ("tokens", "kv_width"))
         ),
         *chosen,
         *(
@@ -55,11 +54,7 @@ def attention(
             if chosen and model.attention_sinks
             else attention_core(window, flash, model, code, own_keys)
         ),
-        Collective(
-            name="context_out",
-            site="cp_exit",
-            tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
-        ),
+        Collective(name="context_out", site="cp_exit", tensor=Tensor("qo", ("tokens", "qo_width"))),
         *gate,
         output_projection("wo", ("heads", "v_dim"), gated),
     )
@@ -67,9 +62,8 @@ def attention(
 
 def gqa(model: ModelSpec, code: Code, own_keys: bool) -> tuple[Op, ...]:
     """Projections of queries, and of own keys and values, and the rotary embedding."""
-    source = Tensor(name="attention_in", dims=HIDDEN)
     width = "q_dim" if model.attention_output_gate else "qk_dim"
-    wq = projection("wq", ("heads", width), ("hidden",), source)
+    wq = projection("wq", ("heads", width), ("hidden",), ATTENTION_IN)
     if not own_keys:
         statistics = (wq.output, _head_statistics(model)[0])
         queries = rotary(
@@ -81,9 +75,9 @@ def gqa(model: ModelSpec, code: Code, own_keys: bool) -> tuple[Op, ...]:
             saves=() if model.qk_norm == "none" else statistics,
         )
         return wq, queries
-    wk = projection("wk", ("kv_heads", "qk_dim"), ("hidden",), source)
+    wk = projection("wk", ("kv_heads", "qk_dim"), ("hidden",), ATTENTION_IN)
     name = "" if code.repeats_kv or model.value_norm else "v"
-    wv = projection("wv", ("kv_heads", "v_dim"), ("hidden",), source, name)
+    wv = projection("wv", ("kv_heads", "v_dim"), ("hidden",), ATTENTION_IN, name)
     values = (wk if model.attention_k_eq_v else wv).output
     behind = (_value_norm(model, values, code),) if model.value_norm else ()
     normed = () if model.qk_norm == "none" else (wq.output, wk.output, *_head_statistics(model))
@@ -102,7 +96,7 @@ def gqa(model: ModelSpec, code: Code, own_keys: bool) -> tuple[Op, ...]:
 
 def _value_norm(model: ModelSpec, values: Tensor, code: Code) -> Elementwise:
     """A norm without weights of each head of values (transformers 5.24 models/gemma4)."""
-    made = Tensor(name="wv_out" if code.repeats_kv else "v", dims=values.dims)
+    made = Tensor("wv_out" if code.repeats_kv else "v", values.dims)
     return replace(norm(model, "value_norm", values, code), output=made, makes=(made,))
 
 
@@ -119,12 +113,11 @@ def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
         return ()
     own: tuple[Gemm, ...] = ()
     width: Dims = () if model.attention_head_gate else ("v_dim",)
-    share = Tensor(name="attention_gate", dims=(*attended.dims[:2], *width))
+    share = Tensor("attention_gate", (*attended.dims[:2], *width))
     latent = model.fused_query_gate
-    source = Tensor(name="wq_b_out" if latent else "wq_out", dims=("tokens", "heads", "q_dim"))
+    source = Tensor("wq_b_out" if latent else "wq_out", ("tokens", "heads", "q_dim"))
     if projects_gate(model):
-        layer = Tensor(name="attention_in", dims=HIDDEN)
-        own = (projection("wg", ("heads", *width), ("hidden",), layer),)
+        own = (projection("wg", ("heads", *width), ("hidden",), ATTENTION_IN),)
         source = own[0].output
     return (
         *own,
@@ -135,7 +128,7 @@ def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
             moves=Moves(7.0, 10.0, 3.0, 5.0),
             saves=(attended, *(upcast(share) if latent else (share,))),
             reads=(attended, source),
-            makes=(Tensor(name="attention_gated", dims=attended.dims),),
+            makes=(Tensor("attention_gated", attended.dims),),
         ),
     )
 
@@ -143,9 +136,7 @@ def output_gate(model: ModelSpec, attended: Tensor) -> tuple[Op, ...]:
 def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:
     per_head = model.qk_norm == "head"
     return tuple(
-        Tensor(
-            name=f"{name}_rstd", dims=("tokens", width) if per_head else ("tokens",), width="fp32"
-        )
+        Tensor(f"{name}_rstd", ("tokens", width) if per_head else ("tokens",), width="fp32")
         for name, width in (("q_norm", "heads"), ("k_norm", "kv_heads"))
     )
 
@@ -171,22 +162,21 @@ def _rotated_norm(model: ModelSpec, down: Tensor, code: Code) -> tuple[Elementwi
 
     Source: transformers 5.24 models/dots3_note (Dots3NoteTextAttention).
     """
-    rotated = Tensor(name="k_rope", dims=("tokens", "qk_rope"))
+    rotated = Tensor("k_rope", ("tokens", "qk_rope"))
     one, latent = norm(model, "k_rope_norm", rotated, code), ("tokens", "kv_lora")
     saves = (replace(t, dims=down.dims) if t.name == rotated.name else t for t in one.saves)
-    makes = (Tensor(name="kv_latent", dims=latent), *one.makes)
+    makes = (Tensor("kv_latent", latent), *one.makes)
     return (replace(one, saves=tuple(saves), reads=(down,), makes=makes),) * model.k_rope_norm
 
 
 def latents(model: ModelSpec, code: Code) -> tuple[tuple[Gemm, ...], Gemm]:
     """Projections to the queries, and down to the latent of keys and values."""
-    source = Tensor(name="attention_in", dims=HIDDEN)
     heads: Dims = ("heads", "q_dim" if model.fused_query_gate else "qk_dim")
-    query: tuple[Gemm, ...] = (projection("wq", heads, ("hidden",), source),)
+    query: tuple[Gemm, ...] = (projection("wq", heads, ("hidden",), ATTENTION_IN),)
     if model.q_lora_rank:
-        down = projection("wq_a", ("q_lora",), ("hidden",), source)
+        down = projection("wq_a", ("q_lora",), ("hidden",), ATTENTION_IN)
         query = (down, _up_projection("wq_b", "q_up", heads, down.output, (model, code)))
-    return query, projection("wkv_a", ("kv_lora_rope",), ("hidden",), source)
+    return query, projection("wkv_a", ("kv_lora_rope",), ("hidden",), ATTENTION_IN)
 
 
 def _up_projection(
@@ -197,16 +187,9 @@ def _up_projection(
     The norm saves the whole narrow projection.
     """
     model, code = style
-    narrow = Tensor(name=f"{name}_in", dims=("tokens", rank), width="linear")
-    return Gemm(
-        name=name,
-        rows=("tokens",),
-        cols=cols,
-        depth=(rank,),
-        saves=(narrow, *norm_saves(model, f"{name}_norm", down, code.composite_norm)),
-        output=Tensor(name=f"{name}_out", dims=("tokens", *cols)),
-        reads=(down,),
-    )
+    narrow = Tensor(f"{name}_in", ("tokens", rank), width="linear")
+    saves = (narrow, *norm_saves(model, f"{name}_norm", down, code.composite_norm))
+    return product(name, ("tokens",), (rank,), cols, down, saves=saves)
 
 
 def rotary(
@@ -240,9 +223,9 @@ def _attention_inputs(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Ten
     keys = "heads" if model.uses_mla else "kv_heads_repeated" if code.repeats_kv else "kv_heads"
     value = "kv_up" if model.uses_mla else "v_dim"
     return (
-        Tensor(name="q", dims=("tokens", "heads", "qk_dim")),
-        Tensor(name="k", dims=("tokens", keys, "qk_dim")),
-        Tensor(name="v", dims=("tokens", keys, value)),
+        Tensor("q", ("tokens", "heads", "qk_dim")),
+        Tensor("k", ("tokens", keys, "qk_dim")),
+        Tensor("v", ("tokens", keys, value)),
     )
 
 
@@ -252,28 +235,23 @@ def _attention_gradients(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, 
     The gradient of a view has its own size.
     """
     q, k, v = _attention_inputs(model, code)
-    return q, k, Tensor(name="v", dims=(*v.dims[:2], "v_dim"))
+    return q, k, Tensor("v", (*v.dims[:2], "v_dim"))
 
 
 def attention_core(
     window: int, flash: bool, model: ModelSpec, code: Code, own_keys: bool = True
 ) -> tuple[Op, ...]:
     """From queries, keys and values to the attended values."""
-    out = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    out = Tensor("attention_out", ("tokens", "heads", "v_dim"))
     inputs = _attention_inputs(model, code)
     saved = inputs if own_keys else inputs[:1]
     if flash:
-        statistics = Tensor(name="log_sum_exp", dims=("tokens", "heads"), width="fp32")
+        statistics = Tensor("log_sum_exp", ("tokens", "heads"), width="fp32")
         return (
             Attention(
                 name="attention",
                 window=window,
-                saves=(
-                    *saved,
-                    out,
-                    statistics,
-                    Tensor(name="ring_out", dims=("tokens_ring", *out.dims[1:])),
-                ),
+                saves=(*saved, out, statistics, Tensor("ring_out", ("tokens_ring", *out.dims[1:]))),
                 output=out,
                 statistics=statistics,
                 reads=_attention_gradients(model, code),
@@ -283,13 +261,10 @@ def attention_core(
     # Korthikanti et al. 2022: softmax output 2, dropout mask 1, dropout output 2 bytes per element
     # of heads x seq x seq.
     square: Dims = ("tokens", "heads", "context")
-    softmax = Tensor(name=UNFUSED, dims=square)
-    probabilities = Tensor(name="probabilities", dims=square)
-    mask = Tensor(name="dropout_mask", dims=square, width="byte")
-    gradients = (
-        Tensor(name="probabilities_gradient", dims=square),
-        Tensor(name="scores_gradient", dims=square),
-    )
+    softmax = Tensor(UNFUSED, square)
+    probabilities = Tensor("probabilities", square)
+    mask = Tensor("dropout_mask", square, width="byte")
+    gradients = (Tensor("probabilities_gradient", square), Tensor("scores_gradient", square))
     core = Attention(
         name="attention",
         window=window,
@@ -307,7 +282,7 @@ def attention_core(
 
 def _masked_core(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """The core of attention with a mask and sinks, which no fused kernel has."""
-    out = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    out = Tensor("attention_out", ("tokens", "heads", "v_dim"))
     core = Attention(
         name="attention",
         window=0,
@@ -324,8 +299,8 @@ def with_sinks(core: Attention, square: Dims) -> tuple[Op, ...]:
 
     Source: transformers 5.24 models/gpt_oss (eager_attention_forward).
     """
-    softmax = Tensor(name=UNFUSED, dims=square)
-    top = Tensor(name="top_scores", dims=("tokens", "heads"), width="index")
+    softmax = Tensor(UNFUSED, square)
+    top = Tensor("top_scores", ("tokens", "heads"), width="index")
     squares = Elementwise(
         name="softmax_dropout",
         dims=square,
@@ -346,12 +321,11 @@ def _ring_workspace(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]
     _AllGatherRotater).
     """
     query, *pair = inputs
-    summed = Tensor(name="ring_dq", dims=("tokens_ring", *query.dims[1:]), width="fp32")
+    summed = Tensor("ring_dq", ("tokens_ring", *query.dims[1:]), width="fp32")
     passed = tuple(
-        Tensor(name=f"ring_d{t.name}", dims=("tokens_ring", *t.dims[1:]), width="fp32")
-        for t in pair
+        Tensor(f"ring_d{t.name}", ("tokens_ring", *t.dims[1:]), width="fp32") for t in pair
     )
-    here = tuple(Tensor(name=f"ring_{t.name}", dims=("tokens_ring_all", *t.dims[1:])) for t in pair)
+    here = tuple(Tensor(f"ring_{t.name}", ("tokens_ring_all", *t.dims[1:])) for t in pair)
     return summed, *passed * 5, *here
 
 
@@ -362,12 +336,12 @@ def _flash_workspace(model: ModelSpec) -> tuple[Tensor, ...]:
     Source: flash-attention csrc/flash_attn/flash_api.cpp, mha_bwd (dq_accum, softmax_d,
         dk_expanded, dv_expanded).
     """
-    summed = Tensor(name="dq_accum", dims=("tokens", "heads", "qk_dim"), width="fp32")
-    rows = Tensor(name="softmax_d", dims=("tokens", "heads"), width="fp32")
+    summed = Tensor("dq_accum", ("tokens", "heads", "qk_dim"), width="fp32")
+    rows = Tensor("softmax_d", ("tokens", "heads"), width="fp32")
     if model.uses_mla or model.num_key_value_heads == model.num_attention_heads:
         return summed, rows
     expanded = tuple(
-        Tensor(name=f"{name}_expanded", dims=("tokens", "heads", width))
+        Tensor(f"{name}_expanded", ("tokens", "heads", width))
         for name, width in (("dk", "qk_dim"), ("dv", "v_dim"))
     )
     return summed, rows, *expanded

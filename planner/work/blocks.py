@@ -18,8 +18,9 @@ from planner.work.hyper_connections import entering, leaving, predicting, stream
 from planner.work.mamba2 import beside_attention
 from planner.work.mixers import MIXERS
 from planner.work.next_tokens import joined, predicted
-from planner.work.ops import Collective, Elementwise, Gemm, Moves, Op, Tensor, remembered
+from planner.work.ops import Collective, Elementwise, Moves, Op, Tensor, remembered
 from planner.work.pieces import (
+    ATTENTION_IN,
     HIDDEN,
     HIDDEN_SP,
     LOSS_CHUNKS,
@@ -28,6 +29,7 @@ from planner.work.pieces import (
     Code,
     embedding,
     norm,
+    product,
     tp_exit,
 )
 
@@ -39,12 +41,12 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
     flash: fused attention; otherwise the probabilities are materialised.
     code: what the trainer's own code saves differently.
     """
-    stream, middle, end = (Tensor(name=name, dims=stream_dims(model)) for name in ("x", "h", "y"))
+    stream, middle, end = (Tensor(name, stream_dims(model)) for name in ("x", "h", "y"))
     if kind.mtp:
         inner = layer_ops(model, replace(kind, mtp=False), flash, code)
         before = predicting(model, code) if model.hc_mult else joined(model, code)
         return (*before, *inner, *predicted(head_ops(model, code)))
-    last = Tensor(name="fed", dims=HIDDEN_SP) if model.hidden_size_per_layer_input else end
+    last = Tensor("fed", HIDDEN_SP) if model.hidden_size_per_layer_input else end
     gated = per_layer.gated(model, (last, end), code) if last is not end else ()
     ends = (stream, middle if kind.feeds else last)
     mixing = _mixing(model, kind, ends, flash, code) if kind.mixes else ()
@@ -57,7 +59,7 @@ def _mixing(
 ) -> tuple[Op, ...]:
     """The branch that mixes tokens; ends: the residual stream before and after it."""
     stream, after = ends
-    branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
+    branch = Tensor("attention_sum", HIDDEN_SP)
     mixer = MIXERS[kind.mixer].operations(model, code) if kind.mixer in MIXERS else ()
     if kind.mixer in ("attention", "attention-shared", "attention-mamba2"):
         at = model.at(kind.window)
@@ -74,9 +76,9 @@ def _mixing(
         Collective(
             name="attention_in",
             site="tp_enter",
-            tensor=Tensor(name="attention_in_full", dims=HIDDEN),
+            tensor=Tensor("attention_in_full", HIDDEN),
             reads=(normed,),
-            makes=(Tensor(name="attention_in", dims=HIDDEN),),
+            makes=(ATTENTION_IN,),
             exchanged=(SCATTERED,),
         ),
         *mixer,
@@ -97,9 +99,9 @@ def _feeding(
     """The feed-forward branch; ends: the residual stream before and after it."""
     middle, end = ends
     own_norm, width = model.norms_per_layer != 1, "wide_ffn" if model.widens_mlp(kind) else "ffn"
-    branch = Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
+    branch = Tensor(f"{'moe' if kind.moe else 'mlp'}_sum", HIDDEN_SP)
     has_shared = kind.moe and model.shared_expert_intermediate_size > 0
-    shared = (Tensor(name="shared_sum", dims=HIDDEN_SP),) * has_shared
+    shared = (Tensor("shared_sum", HIDDEN_SP),) * has_shared
     normed = (branch,) * model.moe_output_norm + (branch, *shared) * model.moe_branch_norms
     behind = tuple(
         norm(model, one.name.removesuffix("sum") + "norm", one, code) for one in normed if kind.moe
@@ -111,7 +113,7 @@ def _feeding(
     opening, source = (
         branch_norm(model, "mlp_norm", read, code, gates=kind.moe)
         if own_norm
-        else ((_shared_norm(model, code),), Tensor(name="attention_norm_out", dims=HIDDEN_SP))
+        else ((_shared_norm(model, code),), Tensor("attention_norm_out", HIDDEN_SP))
     )
     return (
         *mixed,
@@ -136,9 +138,9 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
 
     Logits are counted at the peak of the loss: `cost.memory`.
     """
-    normed = Tensor(name="final_norm_out", dims=HIDDEN_SP)
-    source = Tensor(name="head_in", dims=HIDDEN)
-    stream = Tensor(name="y", dims=stream_dims(model))
+    normed = Tensor("final_norm_out", HIDDEN_SP)
+    source = Tensor("head_in", HIDDEN)
+    stream = Tensor("y", stream_dims(model))
     mixed = entering(model, "head", stream)
     return (
         *mixed,
@@ -146,21 +148,20 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
         Collective(
             name="head_in",
             site="tp_enter",
-            tensor=Tensor(name="head_in_full", dims=HIDDEN),
+            tensor=Tensor("head_in_full", HIDDEN),
             linear=False,
             reads=(normed,),
             makes=(source,),
             exchanged=(SCATTERED,),
         ),
-        Gemm(
-            name="head",
-            rows=("tokens",),
-            cols=("vocab",),
-            depth=("hidden",),
+        product(
+            "head",
+            ("tokens",),
+            ("hidden",),
+            ("vocab",),
+            source,
+            Tensor("logits", ("tokens", "vocab")),
             role="head",
-            saves=(source,),
-            output=Tensor(name="logits", dims=("tokens", "vocab")),
-            reads=(source,),
         ),
         Elementwise(
             name="cross_entropy",
@@ -204,14 +205,14 @@ def embedding_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
 
 def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:
     """The share of the second branch in a norm that both read (a parallel residual)."""
-    one = norm(model, "mlp_norm", Tensor(name="x", dims=HIDDEN_SP), code)
+    one = norm(model, "mlp_norm", Tensor("x", HIDDEN_SP), code)
     return replace(one, saves=(), output=None, reads=(), makes=(), workspace=(), casts=False)
 
 
 def _sandwich(model: ModelSpec, branch: Tensor) -> tuple[Tensor, ...]:
     """Tensors saved by norms behind attention and MLP (Gemma 2 and 3): the branch's sum."""
     return (
-        (branch, Tensor(name=f"{branch.name}_rstd", dims=branch.dims[:-1], width="fp32"))
+        (branch, Tensor(f"{branch.name}_rstd", branch.dims[:-1], width="fp32"))
         if model.norms_per_layer == 4
         else ()
     )
@@ -223,7 +224,7 @@ def _dropout_mask(name: str, model: ModelSpec, code: Code) -> tuple[Tensor, ...]
     Source: Korthikanti et al. 2022, section 4.1; torch's native_dropout saves a boolean mask.
     """
     drops = code.drops_residual and model.residual_dropout > 0
-    return (Tensor(name=f"{name}_mask", dims=HIDDEN_SP, width="byte"),) * drops
+    return (Tensor(f"{name}_mask", HIDDEN_SP, width="byte"),) * drops
 
 
 def _residual(

@@ -18,13 +18,21 @@ from planner.columns import FloatColumn
 from planner.specs.mixers import COMPRESSED, Mixer
 from planner.specs.model import ModelSpec
 from planner.work.attention import latents, with_sinks
-from planner.work.ops import Attention, Dims, Elementwise, Gemm, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, norm, norm_saves, output_projection, projection
+from planner.work.ops import Attention, Dims, Elementwise, Moves, Op, Tensor
+from planner.work.pieces import (
+    ATTENTION_IN,
+    Code,
+    norm,
+    norm_saves,
+    output_projection,
+    product,
+    projection,
+)
 from planner.work.sparse_attention import CHOSEN, PROJECTIONS, indexer
 
 HEADS: Dims = ("tokens", "heads", "qk_dim")
-QUERY, KEY = Tensor(name="q", dims=HEADS), Tensor(name="k", dims=("tokens", "qk_dim"))
-OUT, TURNED = Tensor(name="attention_out", dims=HEADS), Tensor(name="attention_turned", dims=HEADS)
+QUERY, KEY = Tensor("q", HEADS), Tensor("k", ("tokens", "qk_dim"))
+OUT, TURNED = Tensor("attention_out", HEADS), Tensor("attention_turned", HEADS)
 
 
 def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
@@ -53,12 +61,11 @@ def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
 
 def operations(mixer: Mixer, model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """From a layer's gathered input to the output projection; mixer: of this layer."""
-    source = Tensor(name="attention_in", dims=HIDDEN)
     query, _ = latents(model, code)
-    own = projection("wkv", ("qk_dim",), ("hidden",), source)
+    own = projection("wkv", ("qk_dim",), ("hidden",), ATTENTION_IN)
     rate, chosen = model.entries(mixer)
-    entries = (Tensor(name="k_entries", dims=("tokens", f"{mixer}_share", "qk_dim")),) * (rate > 0)
-    grouped = Tensor(name="wo_a_out", dims=("tokens", "o_groups", "o_lora"))
+    entries = (Tensor("k_entries", ("tokens", f"{mixer}_share", "qk_dim")),) * (rate > 0)
+    grouped = Tensor("wo_a_out", ("tokens", "o_groups", "o_lora"))
     core = Attention(
         name="attention",
         window=model.sliding_window,
@@ -66,7 +73,7 @@ def operations(mixer: Mixer, model: ModelSpec, code: Code) -> tuple[Op, ...]:
         chosen=chosen,
         saves=(),
         output=OUT,
-        statistics=Tensor(name="log_sum_exp", dims=HEADS[:2], width="fp32"),
+        statistics=Tensor("log_sum_exp", HEADS[:2], width="fp32"),
         reads=(QUERY, KEY, *entries),
     )
     return (
@@ -78,16 +85,16 @@ def operations(mixer: Mixer, model: ModelSpec, code: Code) -> tuple[Op, ...]:
         *((_indexer(code.own_mixers),) if chosen else ()),
         *(_sparse if code.own_mixers else _eager)(core, mixer),
         _turned_back(),
-        Gemm(
-            name="wo_a",
-            rows=("tokens",),
-            cols=("o_lora",),
-            depth=("o_group_in",),
+        # a batched product, which no recipe of linear layers covers
+        product(
+            "wo_a",
+            ("tokens",),
+            ("o_group_in",),
+            ("o_lora",),
+            TURNED,
+            grouped,
             batch=("o_groups",),
-            role="router",  # a batched product, which no recipe of linear layers covers
-            saves=(TURNED,),
-            output=grouped,
-            reads=(TURNED,),
+            role="router",
         ),
         output_projection("wo", grouped.dims[1:], grouped),
     )
@@ -103,9 +110,9 @@ def _rotary(queries: Tensor, keys: Tensor) -> Elementwise:
         moves=Moves(12.0, 24.0, 2.0, 3.0),
         saves=(
             queries,
-            Tensor(name="q_upcast", dims=HEADS, width="fp32", eager_only=True),
-            Tensor(name="q_rstd", dims=rows, width="fp32"),
-            Tensor(name="q_rstd_16", dims=rows, eager_only=True),
+            Tensor("q_upcast", HEADS, width="fp32", eager_only=True),
+            Tensor("q_rstd", rows, width="fp32"),
+            Tensor("q_rstd_16", rows, eager_only=True),
         ),
         reads=(queries, keys),
         makes=(QUERY, KEY),
@@ -114,10 +121,12 @@ def _rotary(queries: Tensor, keys: Tensor) -> Elementwise:
 
 def _compressor(model: ModelSpec, mixer: Mixer, entries: Tensor, code: Code) -> tuple[Op, ...]:
     """Keys and gates of every token, a softmax over those of one entry, its sum and norm."""
-    source, width = Tensor(name="attention_in", dims=HIDDEN), (f"{mixer}_width",)
-    both = [projection(f"compress_{one}", width, ("hidden",), source) for one in ("kv", "gate")]
+    width = (f"{mixer}_width",)
+    both = [
+        projection(f"compress_{one}", width, ("hidden",), ATTENTION_IN) for one in ("kv", "gate")
+    ]
     dims: Dims = ("tokens", *width)
-    summed = Tensor(name="entries_sum", dims=entries.dims)
+    summed = Tensor("entries_sum", entries.dims)
     return (
         *both,
         Elementwise(
@@ -127,9 +136,9 @@ def _compressor(model: ModelSpec, mixer: Mixer, entries: Tensor, code: Code) -> 
             singles=2,
             moves=Moves(18.0, 26.0, 2.25, 4.25),
             saves=(
-                Tensor(name="compress_keys", dims=dims),
-                Tensor(name="compress_weights", dims=dims),
-                Tensor(name="compress_softmax", dims=dims, width="fp32", eager_only=True),
+                Tensor("compress_keys", dims),
+                Tensor("compress_weights", dims),
+                Tensor("compress_softmax", dims, width="fp32", eager_only=True),
                 *norm_saves(model, "entries_norm", summed, code.composite_norm),
             ),
             reads=tuple(one.output for one in both),
@@ -158,7 +167,7 @@ def _eager(core: Attention, mixer: Mixer) -> tuple[Op, ...]:
     Batched products of several sequences copy keys, and values, for every query head.
     """
     copied: Dims = ("tokens_batched", "heads", f"{mixer}_keys", "qk_dim")
-    copies = (Tensor(name=f"{one}_copied", dims=copied) for one in "kv")
+    copies = (Tensor(f"{one}_copied", copied) for one in "kv")
     square: Dims = ("tokens", "heads", "context", f"{mixer}_keys")
     return with_sinks(replace(core, saves=(*core.reads, *copies)), square)
 
@@ -167,7 +176,7 @@ def _sparse(core: Attention, mixer: Mixer) -> tuple[Op, ...]:
     """One kernel, which reads keys by index: of the window, and of chosen or all entries."""
     others: Dims = ("chosen",) if core.chosen else ("context", f"{mixer}_share")
     indices = (
-        Tensor(name=f"indices_{dims[0]}", dims=("tokens", *dims), width="fp32")  # int32
+        Tensor(f"indices_{dims[0]}", ("tokens", *dims), width="fp32")  # int32
         for dims in (("window_keys",), others)
     )
     gradients = (replace(one, name=f"d{one.name}", width="fp32") for one in core.reads[1:])

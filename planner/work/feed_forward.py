@@ -15,6 +15,7 @@ from planner.work.pieces import (
     Code,
     norm,
     output_projection,
+    product,
     projection,
     tp_exit,
 )
@@ -27,23 +28,23 @@ GROUPED: Dims = ("tokens_grouped", "expert_hidden")
 # and counted, counts exchanged and copied to the host, and the loss that balances load.
 ROUTING_KERNELS, ROUTING_SINGLES = 20, 40
 ROUTED_IN = "experts_in"
-EXCHANGED = Tensor(name="exchanged", dims=("tokens_exchanged", "expert_hidden"))
+EXCHANGED = Tensor("exchanged", ("tokens_exchanged", "expert_hidden"))
 
 
 def mlp(model: ModelSpec, width: str, prefix: str, normed: Tensor) -> tuple[Op, ...]:
     """A dense MLP of this width, sequence-parallel borders included."""
-    source = Tensor(name=f"{prefix}_in", dims=HIDDEN)
+    source = Tensor(f"{prefix}_in", HIDDEN)
     inner: Dims = ("tokens", width)
     first = projection(f"{prefix}_w1", (width,), ("hidden",), source)
     up: tuple[Op, ...] = (first,)
     if model.mlp == "swiglu":
         up = (first, projection(f"{prefix}_w3", (width,), ("hidden",), source))
-    activated = Tensor(name=f"{prefix}_act", dims=inner, width="linear")
+    activated = Tensor(f"{prefix}_act", inner, width="linear")
     return (
         Collective(
             name=f"{prefix}_in",
             site="tp_enter",
-            tensor=Tensor(name=f"{prefix}_full", dims=HIDDEN),
+            tensor=Tensor(f"{prefix}_full", HIDDEN),
             reads=(normed,),
             makes=(source,),
             exchanged=(SCATTERED,),
@@ -55,22 +56,22 @@ def mlp(model: ModelSpec, width: str, prefix: str, normed: Tensor) -> tuple[Op, 
             f"{prefix}_sum",
             f"{prefix}_w2_full",
             f"{prefix}_w2_out",
-            Tensor(name=f"{prefix}_sum", dims=HIDDEN_SP),
+            Tensor(f"{prefix}_sum", HIDDEN_SP),
         ),
     )
 
 
 def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
     """Operations between the first and the last GEMM."""
-    first = Tensor(name=f"{prefix}_w1_out", dims=dims)
-    makes = (Tensor(name=f"{prefix}_act", dims=dims),)
+    first = Tensor(f"{prefix}_w1_out", dims)
+    makes = (Tensor(f"{prefix}_act", dims),)
     if activation == "swiglu":
-        gate = Tensor(name=f"{prefix}_w3_out", dims=dims)
+        gate = Tensor(f"{prefix}_w3_out", dims)
         return Elementwise(
             name=f"{prefix}_swiglu",
             dims=dims,
             kernels=2,
-            saves=(first, gate, Tensor(name=f"{prefix}_silu", dims=dims, eager_only=True)),
+            saves=(first, gate, Tensor(f"{prefix}_silu", dims, eager_only=True)),
             moves=Moves(5.0, 9.0, 3.0, 5.0),
             reads=(first, gate),
             makes=makes,
@@ -78,8 +79,7 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
     # relu saves its output, and the square saves the same tensor; the square's backward makes a
     # scaled copy and a product. gelu saves its input.
     squares = tuple(
-        Tensor(name=f"{prefix}_{name}", dims=dims, eager_only=True)
-        for name in ("scaled", "product")
+        Tensor(f"{prefix}_{name}", dims, eager_only=True) for name in ("scaled", "product")
     )
     squares = squares if activation == "squared-relu" else ()
     alone = activation == "gelu"
@@ -100,44 +100,40 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
     if code.expert_path == "torch" and model.moe_apply_router_weight_on_input:
         code = replace(code, expert_path="torch-scores-first")
     inner: Dims = ("tokens_grouped", "expert_ffn")
-    received = Tensor(name="expert_in", dims=GROUPED)
+    received = Tensor("expert_in", GROUPED)
     shared: tuple[Op, ...] = (
         mlp(model, "shared_ffn", "shared", normed) if model.shared_expert_intermediate_size else ()
     )
-    source = Tensor(name="shared_in" if shared else normed.name, dims=("tokens_moe", "hidden"))
+    source = Tensor("shared_in" if shared else normed.name, ("tokens_moe", "hidden"))
     weighed = source
     if model.moe_branch_norms:
-        weighed, source = (Tensor(name=name, dims=source.dims) for name in ("router_in", ROUTED_IN))
-    scores = Tensor(name="scores", dims=("tokens_moe", "experts"), width="fp32")
-    scaled = Tensor(name="routed_fp32", dims=ROUTED, width="fp32", eager_only=True)
-    combined, output = (
-        Tensor(name="expert_out", dims=SENT),
-        Tensor(name="moe_sum", dims=HIDDEN_SP),
-    )
+        weighed, source = (Tensor(name, source.dims) for name in ("router_in", ROUTED_IN))
+    scores = Tensor("scores", ("tokens_moe", "experts"), width="fp32")
+    scaled = Tensor("routed_fp32", ROUTED, width="fp32", eager_only=True)
+    combined, output = (Tensor("expert_out", SENT), Tensor("moe_sum", HIDDEN_SP))
     entering, leaving = _latent(source, output) if model.moe_latent_size else ((), ())
     routed = entering[0].output if entering else source
     summed = leaving[0].reads[0] if leaving else output
-    routed_out = Tensor(name="expert_w2_out", dims=GROUPED)
+    routed_out = Tensor("expert_w2_out", GROUPED)
     # Routed rows before the experts, behind them, back in the tokens' order, and the gradient for
     # which all this is recomputed; then the shared output.
-    held = (Tensor(name="held", dims=ROUTED),) * 4 + (
-        (Tensor(name="shared_out", dims=("tokens_moe", "hidden")),) if shared else ()
+    held = (Tensor("held", ROUTED),) * 4 + (
+        (Tensor("shared_out", ("tokens_moe", "hidden")),) if shared else ()
     )
-    order = Tensor(name="sort_index", dims=("tokens_routed",), width="index")
+    order = Tensor("sort_index", ("tokens_routed",), width="index")
     up = [("expert_w1", "expert_ffn")] + (
         [("expert_w3", "expert_ffn")] if model.mlp == "swiglu" else []
     )
     return (
         *_at_border("tp_enter", bool(shared), code),
-        Gemm(
-            name="router",
-            rows=("tokens_moe",),
-            cols=("experts",),
-            depth=("hidden",),
-            role="router",
+        product(
+            "router",
+            ("tokens_moe",),
+            ("hidden",),
+            ("experts",),
+            weighed,
             saves=(_router_input(model, weighed),),
-            output=Tensor(name="router_out", dims=("tokens_moe", "experts")),
-            reads=(weighed,),
+            role="router",
         ),
         Elementwise(
             name="routing",
@@ -148,7 +144,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             waits=1,
             moves=Moves(8.0, 6.0, 4.0, 4.0),
             saves=(scores, *_routing_tables(code)),
-            reads=(Tensor(name="router_out", dims=("tokens_moe", "experts"), width="fp32"),),
+            reads=(Tensor("router_out", ("tokens_moe", "experts"), width="fp32"),),
             makes=(scores,),
         ),
         *entering,
@@ -158,44 +154,21 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
         Collective(
             name="dispatch",
             site="ep_exchange",
-            tensor=Tensor(name="dispatched", dims=SENT),
+            tensor=Tensor("dispatched", SENT),
             exchanged=(EXCHANGED,),
         ),
         *_over_cut_experts("etp_enter", code),
         _moved("regroup", code),
-        *(
-            Gemm(
-                name=name,
-                rows=("tokens_per_expert",),
-                cols=(width,),
-                depth=("expert_hidden",),
-                batch=("experts_local",),
-                role="expert",
-                saves=(Tensor(name="expert_in", dims=GROUPED, width="expert"),),
-                output=Tensor(name=f"{name}_out", dims=("tokens_grouped", width)),
-                reads=(received,),
-            )
-            for name, width in up
-        ),
+        *(_of_experts(name, "expert_hidden", width, received) for name, width in up),
         activation("expert", inner, model.mlp),
-        Gemm(
-            name="expert_w2",
-            rows=("tokens_per_expert",),
-            cols=("expert_hidden",),
-            depth=("expert_ffn",),
-            batch=("experts_local",),
-            role="expert",
-            saves=(Tensor(name="expert_act", dims=inner, width="expert"),),
-            output=routed_out,
-            reads=(Tensor(name="expert_act", dims=inner),),
-        ),
+        _of_experts("expert_w2", "expert_ffn", "expert_hidden", Tensor("expert_act", inner)),
         *weighed_biases(model, code),
         _moved("ungroup", code),
         *_over_cut_experts("etp_exit", code),
         Collective(
             name="combine",
             site="ep_exchange",
-            tensor=Tensor(name="combined", dims=SENT),
+            tensor=Tensor("combined", SENT),
             exchanged=(EXCHANGED,),
         ),
         *shared,
@@ -214,9 +187,24 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
     )
 
 
+def _of_experts(name: str, depth: str, cols: str, source: Tensor) -> Gemm:
+    """A grouped product; rows are padded in what it saves and makes."""
+    return product(
+        name,
+        ("tokens_per_expert",),
+        (depth,),
+        (cols,),
+        source,
+        Tensor(f"{name}_out", ("tokens_grouped", cols)),
+        saves=(replace(source, width="expert"),),
+        batch=("experts_local",),
+        role="expert",
+    )
+
+
 def _router_input(model: ModelSpec, weighed: Tensor) -> Tensor:
     """The tensor that the router saves: LongCat-Flash, with zero experts, casts it to fp32."""
-    cast = Tensor(name="router_fp32", dims=weighed.dims, width="fp32")
+    cast = Tensor("router_fp32", weighed.dims, width="fp32")
     return cast if model.zero_expert_num else weighed
 
 
@@ -245,8 +233,8 @@ def routed_norms(model: ModelSpec, stream: Tensor, code: Code) -> tuple[Elementw
     if not model.moe_branch_norms:
         return ()
     weighed, routed = (norm(model, name, stream, code) for name in ("router_norm", "experts_norm"))
-    made = Tensor(name="router_in", dims=stream.dims)
-    scaled = Tensor(name="router_normed", dims=stream.dims)
+    made = Tensor("router_in", stream.dims)
+    scaled = Tensor("router_normed", stream.dims)
     return (
         replace(
             weighed,
@@ -258,7 +246,7 @@ def routed_norms(model: ModelSpec, stream: Tensor, code: Code) -> tuple[Elementw
             output=made,
             makes=(made,),
         ),
-        replace(routed, output=(out := Tensor(name=ROUTED_IN, dims=stream.dims)), makes=(out,)),
+        replace(routed, output=(out := Tensor(ROUTED_IN, stream.dims)), makes=(out,)),
     )
 
 
@@ -268,21 +256,10 @@ def _latent(source: Tensor, output: Tensor) -> tuple[tuple[Gemm], tuple[Gemm]]:
     Source: transformers 5.24 models/nemotron_h (NemotronHMoE); Megatron-LM core 0.16
     transformer/moe/moe_layer.py (fc1_latent_proj, fc2_latent_proj).
     """
-    summed = Tensor(name="latent_sum", dims=("tokens_moe", "expert_hidden"))
-    ends = (("latent_in", source, "hidden", "expert_hidden", None),
-        ("latent_out", summed, "expert_hidden", "hidden", output))  # fmt: skip
-    into, out = (
-        Gemm(
-            name=name,
-            rows=("tokens_moe",),
-            cols=(cols,),
-            depth=(depth,),
-            saves=(read,),
-            output=made or Tensor(name=f"{name}_out", dims=("tokens_moe", cols)),
-            reads=(read,),
-        )
-        for name, read, depth, cols, made in ends
-    )
+    summed = Tensor("latent_sum", ("tokens_moe", "expert_hidden"))
+    rows: Dims = ("tokens_moe",)
+    into = product("latent_in", rows, ("hidden",), ("expert_hidden",), source)
+    out = product("latent_out", rows, ("expert_hidden",), ("hidden",), summed, output)
     return (into,), (out,)
 
 
@@ -299,7 +276,7 @@ def _at_border(site: str, shared: bool, code: Code) -> tuple[Collective, ...]:
         Collective(
             name=f"experts_{site}",
             site=site,
-            tensor=Tensor(name=f"experts_{site}", dims=HIDDEN),
+            tensor=Tensor(f"experts_{site}", HIDDEN),
             linear=False,
         ),
     )
@@ -309,7 +286,7 @@ def _over_cut_experts(site: str, code: Code) -> tuple[Collective, ...]:
     """Routed rows gathered over the ranks that cut an expert, or their sums (Megatron)."""
     if code.expert_path != "fused":
         return ()
-    return (Collective(name=site, site=site, tensor=Tensor(name=site, dims=ROUTED)),)
+    return (Collective(name=site, site=site, tensor=Tensor(site, ROUTED)),)
 
 
 def _routing_tables(code: Code) -> tuple[Tensor, ...]:
@@ -319,7 +296,7 @@ def _routing_tables(code: Code) -> tuple[Tensor, ...]:
     Source: torchtitan 0.2.2 models/moe/moe.py and utils.py.
     """
     tables = tuple(
-        Tensor(name=f"{name}_index", dims=("tokens_routed",), width="index")
+        Tensor(f"{name}_index", ("tokens_routed",), width="index")
         for name in ("gather", "sort", "source")
     )
     if not code.scores_first:
@@ -329,7 +306,7 @@ def _routing_tables(code: Code) -> tuple[Tensor, ...]:
         ("padded_index", "tokens_grouped"),
         ("offsets", "experts_local"),
     )
-    return (*tables, *(Tensor(name=name, dims=(rows,), width="fp32") for name, rows in more))
+    return (*tables, *(Tensor(name, (rows,), width="fp32") for name, rows in more))
 
 
 def _moved(name: str, code: Code) -> Elementwise:
@@ -362,7 +339,7 @@ def _permutation(
     held: what recomputation holds here besides all that it saves. Where rows are put back, their
         gradient is moved twice.
     """
-    moved = (Tensor(name="moved", dims=ROUTED, eager_only=True),) * 2 if held else ()
+    moved = (Tensor("moved", ROUTED, eager_only=True),) * 2 if held else ()
     scaled = saves[0] if saves and saves[0].width == "fp32" else None
     moves, kernels, singles = PATHS[code.expert_path][name]
     return Elementwise(

@@ -12,7 +12,7 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
 from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, across_heads, output_projection, projection
+from planner.work.pieces import ATTENTION_IN, Code, across_heads, output_projection, projection
 
 CHUNK = 64  # fla's chunk_size
 TP_DIMS = frozenset({"delta_in", "delta_value_heads"})
@@ -42,19 +42,18 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     Queries, keys, values, gate and both scalars of a head are one product, as in Megatron-LM;
     transformers cuts it into two to four of the same sum.
     """
-    source = Tensor(name="attention_in", dims=HIDDEN)
-    into = projection("delta_in", ("delta_in",), ("hidden",), source)
-    mixed = Tensor(name="delta_mixed", dims=("tokens", "delta_mixed"))
-    core = Tensor(name="delta_core", dims=VALUES)
-    normed = Tensor(name="delta_normed", dims=VALUES)
+    into = projection("delta_in", ("delta_in",), ("hidden",), ATTENTION_IN)
+    mixed = Tensor("delta_mixed", ("tokens", "delta_mixed"))
+    core = Tensor("delta_core", VALUES)
+    normed = Tensor("delta_normed", VALUES)
     return (
         into,
-        across_heads("delta_in_heads", Tensor(name="delta_sent", dims=("tokens", "delta_in"))),
+        across_heads("delta_in_heads", Tensor("delta_sent", ("tokens", "delta_in"))),
         convolution(into, mixed),
         _gates(),
         rule(model, code, mixed, core),
         norm(code, core, normed),
-        across_heads("delta_out_heads", Tensor(name="delta_returned", dims=VALUES)),
+        across_heads("delta_out_heads", Tensor("delta_returned", VALUES)),
         output_projection("delta_out", VALUES[1:], normed),
     )
 
@@ -84,9 +83,9 @@ def _gates() -> Elementwise:
         kernels=7,
         moves=Moves(10.0, 14.0, 3.0, 5.0),
         saves=(
-            Tensor(name="delta_rate", dims=heads),
-            Tensor(name="delta_step", dims=heads, width="fp32"),
-            Tensor(name="delta_decay", dims=heads, width="fp32"),
+            Tensor("delta_rate", heads),
+            Tensor("delta_step", heads, width="fp32"),
+            Tensor("delta_decay", heads, width="fp32"),
         ),
     )
 
@@ -141,8 +140,8 @@ def _rule_saves(code: Code) -> tuple[Tensor, ...]:
         "q_rstd": own[:2], "k_rstd": own[:2], "decay_sums": ("tokens", "delta_value_heads"),
     }  # fmt: skip
     return (
-        *(Tensor(name=f"delta_{name}", dims=dims) for name, dims in stay.items()),
-        *(Tensor(name=f"delta_{name}", dims=dims, width="fp32") for name, dims in sums.items()),
+        *(Tensor(f"delta_{name}", dims) for name, dims in stay.items()),
+        *(Tensor(f"delta_{name}", dims, width="fp32") for name, dims in sums.items()),
     )
 
 
@@ -173,13 +172,13 @@ def norm(code: Code, core: Tensor, normed: Tensor) -> Elementwise:
     Its gate is a part of the projection's output, which the convolution keeps; Megatron-LM copies
     it.
     """
-    gate = (Tensor(name="delta_gate", dims=VALUES),) if code.own_mixers else ()
+    gate = (Tensor("delta_gate", VALUES),) if code.own_mixers else ()
     return Elementwise(
         name="delta_norm",
         dims=VALUES,
         kernels=9,
         moves=Moves(14.0, 30.0, 3.0, 6.0),
-        saves=(core, *gate, Tensor(name="delta_norm_rstd", dims=VALUES[:2], width="fp32")),
+        saves=(core, *gate, Tensor("delta_norm_rstd", VALUES[:2], width="fp32")),
         reads=(core,),
         makes=(normed,),
     )

@@ -8,7 +8,7 @@ Source: transformers 5.24 models/axk2 (AXK2GatedRMSNorm).
 from planner.specs.model import ModelSpec
 from planner.work.feed_forward import activation
 from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN_SP, Code, norm, upcast, whole
+from planner.work.pieces import HIDDEN_SP, Code, norm, product, upcast
 
 LOW: Dims = ("tokens_sp", "norm_rank")
 
@@ -21,13 +21,13 @@ def branch_norm(
     output = normed.makes[0]
     if not (gates and model.gated_norm_rank):
         return (normed,), output
-    low, activated = (Tensor(name=f"{name}_{one}", dims=LOW) for one in ("w1_out", "act"))
-    gate, gated = (Tensor(name=f"{name}_{one}", dims=HIDDEN_SP) for one in ("w2_out", "gated"))
+    activated = Tensor(f"{name}_act", LOW)
+    gate, gated = (Tensor(f"{name}_{one}", HIDDEN_SP) for one in ("w2_out", "gated"))
     ops = (
         normed,
-        whole(f"{name}_w1", "hidden", "norm_rank", output, low),
+        product(f"{name}_w1", LOW[:1], ("hidden",), LOW[1:], output),
         activation(name, LOW, "gelu"),
-        whole(f"{name}_w2", "norm_rank", "hidden", activated, gate),
+        product(f"{name}_w2", LOW[:1], LOW[1:], ("hidden",), activated),
         Elementwise(
             name=f"{name}_gate",
             dims=HIDDEN_SP,

@@ -16,8 +16,8 @@ import numpy as np
 
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN_SP, Code, embedding, norm, upcast
+from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
+from planner.work.pieces import HIDDEN_SP, Code, embedding, norm, product, upcast
 
 STREAMS: Dims = ("tokens_sp", "streams", "hidden")
 
@@ -55,10 +55,10 @@ def entering(model: ModelSpec, name: str, stream: Tensor) -> tuple[Elementwise, 
     eager |= {"steps": ("tokens_sp", "mix_steps")} if across and not head else {}
     small: dict[str, Dims] = {"rstd": ("tokens_sp",), "logits": mixes, "weights": mixes}
     saved = (
-        Tensor(name=f"{name}_mix_{one}", dims=dims, width="fp32", eager_only=one in eager)
+        Tensor(f"{name}_mix_{one}", dims, width="fp32", eager_only=one in eager)
         for one, dims in (eager | small).items()
     )
-    made = Tensor(name=f"{name}_mixed", dims=HIDDEN_SP)
+    made = Tensor(f"{name}_mixed", HIDDEN_SP)
     product = (*STREAMS, weights)
     return (
         Elementwise(
@@ -91,10 +91,10 @@ def leaving(
     """
     stream, *more = saved
     joined = len(branches) > 1
-    output = Tensor(name=f"{name}_sum", dims=HIDDEN_SP) if joined else branches[0]
+    output = Tensor(f"{name}_sum", HIDDEN_SP) if joined else branches[0]
     product: tuple[Dims, ...] = ((*STREAMS, "streams"),) * across
     weights = {"out": STREAMS[:2], "across": (*STREAMS[:2], "streams")}
-    casts = [Tensor(name=f"{name}_{one}", dims=weights[one], eager_only=True) for one in weights]
+    casts = [Tensor(f"{name}_{one}", weights[one], eager_only=True) for one in weights]
     saves = (output, stream, *casts) if across else upcast(output)  # all of it in fp32
     moves = Moves(6.0, 10.5, 2.25, 3.5) if across else Moves(15.25, 22.75, 2.25, 1.5)
     return Elementwise(
@@ -118,17 +118,16 @@ def widened(model: ModelSpec) -> tuple[Elementwise, ...]:
 def predicting(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """Multi-token prediction: each stream and the next embedding, projected and summed."""
     ends = {"mtp_state": STREAMS, "mtp_embedded": HIDDEN_SP}
-    into = {name: Tensor(name=name, dims=dims) for name, dims in ends.items()}
+    into = {name: Tensor(name, dims) for name, dims in ends.items()}
     norms = [norm(model, f"{name}_norm", one, code) for name, one in into.items()]
     projected = [
-        Gemm(
-            name=f"{name}_proj",
-            rows=dims[:-1],
-            cols=("hidden",),
-            depth=("hidden",),
+        product(
+            f"{name}_proj",
+            dims[:-1],
+            ("hidden",),
+            ("hidden",),
+            one.makes[0],
             saves=(replace(one.makes[0], width="linear"),),
-            output=Tensor(name=f"{name}_proj_out", dims=dims),
-            reads=one.makes,
         )
         for (name, dims), one in zip(ends.items(), norms, strict=True)
     ]
@@ -136,9 +135,7 @@ def predicting(model: ModelSpec, code: Code) -> tuple[Op, ...]:
         *embedding("mtp_embedding", "mtp_embedded_full", into["mtp_embedded"]),
         *norms,
         *projected,
-        _spread(
-            "mtp_join", tuple(one.output for one in projected), (Tensor(name="x", dims=STREAMS),)
-        ),
+        _spread("mtp_join", tuple(one.output for one in projected), (Tensor("x", STREAMS),)),
     )
 
 

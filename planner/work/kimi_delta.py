@@ -15,7 +15,14 @@ from planner.specs.model import ModelSpec
 from planner.work import gated_delta
 from planner.work.gated_delta import VALUES
 from planner.work.ops import Elementwise, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN, PLAIN, Code, across_heads, output_projection, projection
+from planner.work.pieces import (
+    ATTENTION_IN,
+    PLAIN,
+    Code,
+    across_heads,
+    output_projection,
+    projection,
+)
 
 TP_DIMS = gated_delta.TP_DIMS | {"kimi_in"}
 # Decays are in fp32, two elements a channel: read by three kernels and summed; their gradients too.
@@ -37,28 +44,27 @@ def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
 
 def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """From the layer's gathered input to the output projection."""
-    source = Tensor(name="attention_in", dims=HIDDEN)
-    into = projection("kimi_in", ("kimi_in",), ("hidden",), source)
-    low = projection("kimi_low", ("kimi_ranks",), ("hidden",), source)
+    into = projection("kimi_in", ("kimi_in",), ("hidden",), ATTENTION_IN)
+    low = projection("kimi_low", ("kimi_ranks",), ("hidden",), ATTENTION_IN)
     full = model.linear_full_gates
-    depth, read = ("hidden", source) if full else ("kimi_rank", low.output)
+    depth, read = ("hidden", ATTENTION_IN) if full else ("kimi_rank", low.output)
     decay, gate = (
         projection(name, VALUES[1:], (depth,), read) for name in ("kimi_decay", "kimi_gate")
     )
-    decays = Tensor(name="kimi_decay_in", dims=VALUES, width="compute" if full else "fp32")
-    mixed = Tensor(name="delta_mixed", dims=("tokens", "delta_mixed"))
-    core, normed = Tensor(name="delta_core", dims=VALUES), Tensor(name="delta_normed", dims=VALUES)
+    decays = Tensor("kimi_decay_in", VALUES, width="compute" if full else "fp32")
+    mixed = Tensor("delta_mixed", ("tokens", "delta_mixed"))
+    core, normed = Tensor("delta_core", VALUES), Tensor("delta_normed", VALUES)
     return (
         into,
         *(() if full else (low,)),
         decay,
         gate,
-        across_heads("kimi_heads", Tensor(name="kimi_sent", dims=("tokens", "kimi_sent"))),
+        across_heads("kimi_heads", Tensor("kimi_sent", ("tokens", "kimi_sent"))),
         gated_delta.convolution(into, mixed),
         _decays(full, decay.output, decays),
         _rule(model, code, (mixed, decays), core),
         _norm(core, gate.output, normed),
-        across_heads("kimi_out_heads", Tensor(name="kimi_returned", dims=VALUES)),
+        across_heads("kimi_out_heads", Tensor("kimi_returned", VALUES)),
         output_projection("delta_out", VALUES[1:], normed),
     )
 
@@ -77,17 +83,16 @@ def _decays(full: bool, projected: Tensor, decays: Tensor) -> Elementwise:
     """
     written_out = () if full else (("grown", "fp32"), ("choice", "byte"))
     passing = (
-        Tensor(name=f"kimi_{one}", dims=VALUES, width=width, eager_only=True)
-        for one, width in written_out
+        Tensor(f"kimi_{one}", VALUES, width=width, eager_only=True) for one, width in written_out
     )
-    steps = (Tensor(name=f"kimi_{one}", dims=VALUES, width="fp32") for one in ("steps", "scaled"))
+    steps = (Tensor(f"kimi_{one}", VALUES, width="fp32") for one in ("steps", "scaled"))
     return Elementwise(
         name="kimi_decays",
         dims=VALUES,
         width="fp32",
         kernels=5,
         moves=Moves(6.5, 9.0, 1.5, 2.5),
-        saves=(*passing, *steps, Tensor(name="kimi_rate", dims=VALUES[:2])),
+        saves=(*passing, *steps, Tensor("kimi_rate", VALUES[:2])),
         reads=(projected,),
         makes=(decays,),
     )
@@ -96,8 +101,8 @@ def _decays(full: bool, projected: Tensor, decays: Tensor) -> Elementwise:
 def _rule(model: ModelSpec, code: Code, given: tuple[Tensor, Tensor], core: Tensor) -> Elementwise:
     """The delta rule with a decay for each channel, which stays as given and summed."""
     plain = gated_delta.rule(model, code, given[0], core)
-    sums = Tensor(name="kimi_decay_sums", dims=VALUES, width="fp32")
-    scores = Tensor(name="kimi_scores", dims=("tokens", "delta_value_heads", "delta_chunk"))
+    sums = Tensor("kimi_decay_sums", VALUES, width="fp32")
+    scores = Tensor("kimi_scores", ("tokens", "delta_value_heads", "delta_chunk"))
     others = tuple(one for one in plain.saves if one.name != "delta_decay_sums")
     return replace(
         plain,

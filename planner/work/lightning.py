@@ -12,7 +12,7 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
 from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, across_heads, output_projection, projection
+from planner.work.pieces import ATTENTION_IN, Code, across_heads, output_projection, projection
 
 TP_DIMS = frozenset({"lightning_in", "lightning_heads"})
 VALUES: Dims = ("tokens", "lightning_heads", "lightning_dim")
@@ -33,12 +33,11 @@ def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
 
 def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """From the layer's gathered input to the output projection."""
-    source = Tensor(name="attention_in", dims=HIDDEN)
-    into = projection("lightning_in", ("lightning_in",), ("hidden",), source)
-    gate = projection("lightning_gate", VALUES[1:], ("hidden",), source)
-    mixed = Tensor(name="lightning_mixed", dims=("tokens", "lightning_in"))
-    core, out = (Tensor(name=f"lightning_{name}", dims=VALUES) for name in ("core", "gated"))
-    sent = Tensor(name="lightning_sent", dims=("tokens", "lightning_sent"))
+    into = projection("lightning_in", ("lightning_in",), ("hidden",), ATTENTION_IN)
+    gate = projection("lightning_gate", VALUES[1:], ("hidden",), ATTENTION_IN)
+    mixed = Tensor("lightning_mixed", ("tokens", "lightning_in"))
+    core, out = (Tensor(f"lightning_{name}", VALUES) for name in ("core", "gated"))
+    sent = Tensor("lightning_sent", ("tokens", "lightning_sent"))
     return (
         into,
         gate,
@@ -54,7 +53,7 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
         ),
         _blocks(mixed, core),
         _norm(core, gate.output, out),
-        across_heads("lightning_out_heads", Tensor(name="lightning_returned", dims=VALUES)),
+        across_heads("lightning_out_heads", Tensor("lightning_returned", VALUES)),
         output_projection("lightning_out", VALUES[1:], out),
     )
 
@@ -70,14 +69,14 @@ def _blocks(mixed: Tensor, core: Tensor) -> Elementwise:
     state: Dims = ("tokens", "lightning_heads", "lightning_dim", "lightning_dim")
     once = (inside, inside, state, state)
     names = ("q", "k", "v", "q_decayed", "k_decayed", "v_again")
-    matrix = Tensor(name="lightning_matrix", dims=("tokens", "lightning_heads", "lightning_block"))
-    states = Tensor(name="lightning_kept", dims=("tokens", "lightning_heads", "lightning_states"))
+    matrix = Tensor("lightning_matrix", ("tokens", "lightning_heads", "lightning_block"))
+    states = Tensor("lightning_kept", ("tokens", "lightning_heads", "lightning_states"))
     return Elementwise(
         name="lightning_blocks",
         dims=VALUES,
         kernels=14,
         moves=Moves(34.0, 60.0, 20.0, 40.0),
-        saves=(*(Tensor(name=f"lightning_{one}", dims=VALUES) for one in names), matrix, states),
+        saves=(*(Tensor(f"lightning_{one}", VALUES) for one in names), matrix, states),
         reads=(mixed,),
         makes=(core,),
         products=once,
@@ -87,13 +86,13 @@ def _blocks(mixed: Tensor, core: Tensor) -> Elementwise:
 
 def _norm(core: Tensor, gate: Tensor, out: Tensor) -> Elementwise:
     """RMSNorm over all heads, times the sigmoid of the gate, of which only the result stays."""
-    saved = (Tensor(name=f"lightning_{name}", dims=VALUES) for name in ("normed", "sigmoid"))
+    saved = (Tensor(f"lightning_{name}", VALUES) for name in ("normed", "sigmoid"))
     return Elementwise(
         name="lightning_norm",
         dims=VALUES,
         kernels=9,
         moves=Moves(16.0, 32.0, 4.0, 8.0),
-        saves=(core, *saved, Tensor(name="lightning_rstd", dims=("tokens",), width="fp32")),
+        saves=(core, *saved, Tensor("lightning_rstd", ("tokens",), width="fp32")),
         reads=(core, gate),
         makes=(out,),
     )

@@ -41,7 +41,7 @@ def saved_tensors(ops: Sequence[Op]) -> dict[str, Tensor]:
 def weight_gradients(ops: Sequence[Op]) -> list[Tensor]:
     """Gradients of the weights that these operations multiply by."""
     return [
-        Tensor(name=op.name, dims=(*op.batch, *op.depth, *op.cols), width="weight")
+        Tensor(op.name, (*op.batch, *op.depth, *op.cols), width="weight")
         for op in ops
         if isinstance(op, Gemm)
     ]
@@ -136,8 +136,8 @@ def _table(instants: Sequence[Alive], sizes: _Sizes) -> tuple[tuple[Tensor, ...]
 def _size(tensor: Tensor) -> Tensor:
     """The tensor without its name: tensors of one size share a column."""
     return Tensor(
-        name="",
-        dims=tuple(sorted(tensor.dims)),
+        "",
+        tuple(sorted(tensor.dims)),
         width=tensor.width,
         eager_only=tensor.eager_only,
         fused_only=tensor.fused_only,
@@ -236,7 +236,7 @@ def _gradient(tensor: Tensor) -> Tensor:
     The gradient of a low-precision copy is in the compute dtype. The gradient of an eager-only
     tensor exists in any case.
     """
-    return Tensor(name="", dims=tensor.dims, width="fp32" if tensor.width == "fp32" else "compute")
+    return Tensor("", tensor.dims, width="fp32" if tensor.width == "fp32" else "compute")
 
 
 def results(op: Op) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
 from planner.work.mamba2 import convolved
 from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, norm, output_projection, projection
+from planner.work.pieces import ATTENTION_IN, Code, norm, output_projection, product, projection
 
 TP_DIMS = frozenset({"mamba_in", "mamba_width"})
 VALUES: Dims = ("tokens", "mamba_width")
@@ -40,15 +40,15 @@ def sizes(model: ModelSpec, tp: FloatColumn) -> dict[str, FloatColumn]:
 
 def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """From the layer's gathered input to the output projection."""
-    source, steps = Tensor(name="attention_in", dims=HIDDEN), model.mamba_norm
-    into = projection("mamba_in", ("mamba_in",), ("hidden",), source)
+    steps = model.mamba_norm
+    into = projection("mamba_in", ("mamba_in",), ("hidden",), ATTENTION_IN)
     values, step, scanned, gated = (
-        Tensor(name=f"mamba_{name}", dims=VALUES) for name in ("values", "step", "scan", "gated")
+        Tensor(f"mamba_{name}", VALUES) for name in ("values", "step", "scan", "gated")
     )
-    low = Tensor(name="mamba_low", dims=LOW)
-    rank = Tensor(name="mamba_rank", dims=("tokens", "mamba_rank"))
-    keys = Tensor(name="mamba_keys", dims=("tokens", "mamba_keys"))
-    copies = tuple(Tensor(name=f"mamba_{name}_copy", dims=VALUES) for name in ("values", "gate"))
+    low = Tensor("mamba_low", LOW)
+    rank = Tensor("mamba_rank", ("tokens", "mamba_rank"))
+    keys = Tensor("mamba_keys", ("tokens", "mamba_keys"))
+    copies = tuple(Tensor(f"mamba_{name}_copy", VALUES) for name in ("values", "gate"))
     out = output_projection("mamba_out", VALUES[1:], gated)
     once = (4.0 + SCANNED * model.ssm_state_size, 8.0 + 3.0 * SCANNED * model.ssm_state_size)
     # without norms also: convolution, step and gated output again
@@ -56,9 +56,9 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     return (
         into,
         convolved(into.output, values),
-        _low("mamba_x", "mamba_width", "mamba_low", values, low, values if steps else into.output),
+        _low("mamba_x", VALUES, LOW, values, values if steps else into.output, low),
         *((norm(model, "mamba_low_norm", low, code),) if steps else ()),
-        _low("mamba_dt", "mamba_rank", "mamba_width", low, step, rank if steps else low),
+        _low("mamba_dt", rank.dims, VALUES, low, rank if steps else low, step),
         Elementwise(
             name="mamba_scan",
             dims=VALUES,
@@ -73,15 +73,7 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     )
 
 
-def _low(name: str, depth: str, cols: str, source: Tensor, output: Tensor, saved: Tensor) -> Gemm:
+def _low(name: str, depth: Dims, cols: Dims, source: Tensor, saved: Tensor, made: Tensor) -> Gemm:
     """A product to or from the low rank, which no precision recipe covers."""
-    return Gemm(
-        name=name,
-        rows=("tokens",),
-        cols=(cols,),
-        depth=(depth,),
-        role="router",
-        saves=(saved,),
-        output=output,
-        reads=(source,),
-    )
+    rows: Dims = ("tokens",)
+    return product(name, rows, depth[1:], cols[1:], source, made, saves=(saved,), role="router")

@@ -14,7 +14,14 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
 from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, across_heads, output_projection, projection
+from planner.work.pieces import (
+    ATTENTION_IN,
+    HIDDEN,
+    Code,
+    across_heads,
+    output_projection,
+    projection,
+)
 
 TP_DIMS = frozenset({"mamba_in", "mamba_width"})
 VALUES: Dims = ("tokens", "mamba_width")
@@ -41,20 +48,19 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
 
     mamba_ssm makes the projection's input again for its weight gradient; Megatron-LM keeps it.
     """
-    source = Tensor(name="attention_in", dims=HIDDEN)
-    into = projection("mamba_in", ("mamba_in",), ("hidden",), source)
-    mixed = Tensor(name="mamba_mixed", dims=("tokens", "mamba_mixed"))
-    scanned = Tensor(name="mamba_scanned", dims=VALUES)
-    normed = Tensor(name="mamba_normed", dims=VALUES)
+    into = projection("mamba_in", ("mamba_in",), ("hidden",), ATTENTION_IN)
+    mixed = Tensor("mamba_mixed", ("tokens", "mamba_mixed"))
+    scanned = Tensor("mamba_scanned", VALUES)
+    normed = Tensor("mamba_normed", VALUES)
     read = normed if model.mamba_norm else scanned
     out = output_projection("mamba_out", VALUES[1:], read)
     return (
         into,
-        across_heads("mamba_in_heads", Tensor(name="mamba_sent", dims=("tokens", "mamba_in"))),
+        across_heads("mamba_in_heads", Tensor("mamba_sent", ("tokens", "mamba_in"))),
         convolved(into.output, mixed),
         _scan(model, mixed, scanned),
         *((_norm(code, scanned, normed),) if model.mamba_norm else ()),
-        across_heads("mamba_out_heads", Tensor(name="mamba_returned", dims=VALUES)),
+        across_heads("mamba_out_heads", Tensor("mamba_returned", VALUES)),
         out if code.own_mixers else replace(out, saves=(scanned,)),
     )
 
@@ -129,8 +135,8 @@ def _norm(code: Code, scanned: Tensor, normed: Tensor) -> Elementwise:
 
     Megatron-LM gates within the scan, so that the norm keeps another tensor, its input.
     """
-    gated = (Tensor(name="mamba_gated", dims=VALUES),) if code.own_mixers else ()
-    rows = Tensor(name="mamba_norm_rstd", dims=("tokens", "mamba_groups"), width="fp32")
+    gated = (Tensor("mamba_gated", VALUES),) if code.own_mixers else ()
+    rows = Tensor("mamba_norm_rstd", ("tokens", "mamba_groups"), width="fp32")
     return Elementwise(
         name="mamba_norm",
         dims=VALUES,
@@ -148,8 +154,8 @@ def beside_attention(mixer: tuple[Op, ...], attention: tuple[Op, ...]) -> tuple[
     Attention saves a scaled copy of the input of its own.
     Source: transformers 5.24 models/falcon_h1 (FalconH1DecoderLayer, FalconH1Mixer).
     """
-    scaled = Tensor(name="attention_scaled", dims=HIDDEN)
-    both = tuple(Tensor(name=f"{ops[-1].name}_out", dims=HIDDEN) for ops in (mixer, attention))
+    scaled = Tensor("attention_scaled", HIDDEN)
+    both = tuple(Tensor(f"{ops[-1].name}_out", HIDDEN) for ops in (mixer, attention))
     inside = Elementwise(
         name="mamba_scale", dims=("tokens", "mamba_in"), kernels=1, moves=Moves(2.0, 2.0, 2.0, 2.0)
     )
@@ -160,6 +166,6 @@ def beside_attention(mixer: tuple[Op, ...], attention: tuple[Op, ...]) -> tuple[
         moves=Moves(11.0, 11.0, 7.0, 7.0),
         saves=(scaled,),
         reads=both,
-        makes=(Tensor(name="mixers_sum_out", dims=HIDDEN),),
+        makes=(Tensor("mixers_sum_out", HIDDEN),),
     )
     return (mixer[0], inside, *mixer[1:], *attention, total)

@@ -13,13 +13,13 @@ from planner.specs.model import ModelSpec
 from planner.work.ops import Collective, Elementwise, Op, Tensor
 from planner.work.pieces import HIDDEN_SP, SCATTERED, Code, embedding, norm, projection, tp_exit
 
-PAIR = Tensor(name="mtp_pair", dims=("tokens", "hidden_pair"))
-STREAM = Tensor(name="x", dims=HIDDEN_SP)
+PAIR = Tensor("mtp_pair", ("tokens", "hidden_pair"))
+STREAM = Tensor("x", HIDDEN_SP)
 
 
 def joined(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """From the last layer's output to the input of one more."""
-    state, embedded = (Tensor(name=name, dims=HIDDEN_SP) for name in ("mtp_state", "mtp_embedded"))
+    state, embedded = (Tensor(name, HIDDEN_SP) for name in ("mtp_state", "mtp_embedded"))
     norms = [norm(model, f"{one.name}_norm", one, code) for one in (state, embedded)]
     return (
         *embedding("mtp_embedding", "mtp_embedded_full", embedded),
@@ -27,7 +27,7 @@ def joined(model: ModelSpec, code: Code) -> tuple[Op, ...]:
         Collective(
             name="mtp_in",
             site="tp_enter",
-            tensor=Tensor(name="mtp_full", dims=PAIR.dims),
+            tensor=Tensor("mtp_full", PAIR.dims),
             reads=tuple(one.makes[0] for one in norms),
             makes=(PAIR,),
             exchanged=(SCATTERED,) * 2,
@@ -42,7 +42,7 @@ def predicted(head: Sequence[Op]) -> tuple[Op, ...]:
 
     Megatron-LM keeps it in fp32 (tensor_parallel/cross_entropy.py); a fused loss keeps half.
     """
-    softmax = Tensor(name="mtp_softmax", dims=("tokens", "vocab_loss"), width="fp32")
+    softmax = Tensor("mtp_softmax", ("tokens", "vocab_loss"), width="fp32")
     return tuple(
         replace(op, saves=(softmax,))
         if isinstance(op, Elementwise) and op.name == "cross_entropy"

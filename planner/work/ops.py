@@ -12,7 +12,7 @@ from typing import NamedTuple, ParamSpec, cast
 Dims = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor that autograd may save: its elements are the product of `dims`.
 

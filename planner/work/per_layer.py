@@ -11,31 +11,23 @@ Source: transformers 5.24 models/gemma4 (get_per_layer_inputs, project_per_layer
 from dataclasses import replace
 
 from planner.specs.model import ModelSpec
-from planner.work.ops import Dims, Elementwise, Gemm, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN_SP, Code, embedding, norm, whole
+from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
+from planner.work.pieces import HIDDEN_SP, Code, embedding, norm, product
 
 ALL: Dims = ("tokens_sp", "layers", "per_layer")
 OWN: Dims = ("tokens_sp", "per_layer")
-INPUTS = Tensor(name="per_layer_inputs", dims=ALL)
+INPUTS = Tensor("per_layer_inputs", ALL)
 
 
 def looked_up(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     """Rows of the table, scaled, and the normalised projection of the embedding, for all layers."""
     rows, total = embedding("per_layer_rows", "per_layer_full", dims=("tokens", *ALL[1:]))
-    source = Tensor(name="embedded", dims=HIDDEN_SP)
-    projected = Tensor(name="per_layer_projected", dims=ALL)
+    source = Tensor("embedded", HIDDEN_SP)
+    projected = Tensor("per_layer_projected", ALL)
     return (
         replace(rows, kernels=3, moves=rows.moves._replace(forward=4.0, backward=6.0)),
         total,
-        Gemm(
-            name="per_layer_model",
-            rows=("tokens_sp",),
-            cols=ALL[1:],
-            depth=("hidden",),
-            saves=(source,),
-            output=projected,
-            reads=(source,),
-        ),
+        product("per_layer_model", ("tokens_sp",), ("hidden",), ALL[1:], source, projected),
         norm(model, "per_layer_model_norm", projected, code),
         # scales of the projection and of the sum of both
         Elementwise(
@@ -55,12 +47,12 @@ def gated(model: ModelSpec, ends: tuple[Tensor, Tensor], code: Code) -> tuple[Op
     ends: the residual stream before and after it.
     """
     stream, end = ends
-    gate, product = (Tensor(name=f"per_layer_{name}", dims=OWN) for name in ("gate_out", "product"))
-    activated = Tensor(name="per_layer_activated", dims=OWN, eager_only=True)
-    branch = Tensor(name="per_layer_out", dims=HIDDEN_SP)
+    gate, given = (Tensor(f"per_layer_{name}", OWN) for name in ("gate_out", "product"))
+    activated = Tensor("per_layer_activated", OWN, eager_only=True)
+    branch = Tensor("per_layer_out", HIDDEN_SP)
     normed = norm(model, "per_layer_norm", branch, code)
     return (
-        whole("per_layer_gate", "hidden", "per_layer", stream, gate),
+        product("per_layer_gate", OWN[:1], ("hidden",), OWN[1:], stream),
         Elementwise(
             name="per_layer_product",
             dims=OWN,
@@ -68,12 +60,12 @@ def gated(model: ModelSpec, ends: tuple[Tensor, Tensor], code: Code) -> tuple[Op
             moves=Moves(5.0, 9.0, 3.0, 5.0),
             saves=(gate, activated),
             reads=(gate, INPUTS),
-            makes=(product,),
+            makes=(given,),
             workspace=(INPUTS,),
         ),
         # zeros of all parts, and their sum with later layers'
         Elementwise(name="per_layer_parts", dims=ALL, kernels=2, moves=Moves(0.0, 4.0, 0.0, 4.0)),
-        whole("per_layer_back", "per_layer", "hidden", product, branch),
+        product("per_layer_back", OWN[:1], OWN[1:], ("hidden",), given, branch),
         normed,
         Elementwise(
             name="per_layer_residual",

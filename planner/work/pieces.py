@@ -10,8 +10,9 @@ from planner.work.ops import Collective, Dims, Elementwise, Gemm, Moves, Tensor
 
 HIDDEN: Dims = ("tokens", "hidden")
 HIDDEN_SP: Dims = ("tokens_sp", "hidden")
+ATTENTION_IN = Tensor("attention_in", HIDDEN)
 GATHERED: Dims = ("tokens_gathered", "hidden")
-SCATTERED = Tensor(name="scattered", dims=("tokens_scattered", "hidden"))
+SCATTERED = Tensor("scattered", ("tokens_scattered", "hidden"))
 
 # (kernels, moves forward, moves backward) of an eager norm. One kernel: native_layer_norm and
 # _fused_rms_norm (its backward reads the input twice). A chain: cast, square and mean, scale, cast
@@ -65,15 +66,15 @@ def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> 
     square and the product), and the fp32 product before the weight.
     """
     rows = source.dims[:-1]
-    statistics = Tensor(name=f"{name}_rstd", dims=rows, width="fp32")
+    statistics = Tensor(f"{name}_rstd", rows, width="fp32")
     if model.norm == "layernorm":
-        return source, statistics, Tensor(name=f"{name}_mean", dims=rows, width="fp32")
+        return source, statistics, Tensor(f"{name}_mean", rows, width="fp32")
     if composite:
         kept = tuple(
-            Tensor(name=f"{name}_{part}", dims=source.dims, width="fp32", eager_only=True)
+            Tensor(f"{name}_{part}", source.dims, width="fp32", eager_only=True)
             for part in ("upcast", "scaled")
         )
-        return Tensor(name=source.name, dims=source.dims, fused_only=True), *kept, statistics
+        return Tensor(source.name, source.dims, fused_only=True), *kept, statistics
     return source, statistics
 
 
@@ -89,7 +90,7 @@ def norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise
         COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
     )
     sandwich = model.norms_per_layer / 2 if name in ("attention_norm", "mlp_norm") else 1.0
-    output = Tensor(name=f"{name}_out", dims=source.dims)
+    output = Tensor(f"{name}_out", source.dims)
     return Elementwise(
         name=name,
         dims=source.dims,
@@ -99,7 +100,7 @@ def norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise
         output=output,
         reads=(source,),
         makes=(output,),
-        workspace=(Tensor(name="chain", dims=source.dims, width="fp32", eager_only=True),) * 4
+        workspace=(Tensor("chain", source.dims, width="fp32", eager_only=True),) * 4
         if code.composite_norm
         else (),
         casts=code.composite_norm,
@@ -111,8 +112,8 @@ def tp_exit(name: str, full: str, source: str, output: Tensor) -> Collective:
     return Collective(
         name=name,
         site="tp_exit",
-        tensor=Tensor(name=full, dims=HIDDEN),
-        reads=(Tensor(name=source, dims=GATHERED),),
+        tensor=Tensor(full, HIDDEN),
+        reads=(Tensor(source, GATHERED),),
         makes=(output,),
     )
 
@@ -122,47 +123,50 @@ def across_heads(name: str, tensor: Tensor) -> Collective:
     return Collective(name=name, site="cp_heads", tensor=tensor)
 
 
+def product(
+    name: str,
+    rows: Dims,
+    depth: Dims,
+    cols: Dims,
+    source: Tensor,
+    output: Tensor | None = None,
+    *,
+    saves: tuple[Tensor, ...] = (),
+    batch: Dims = (),
+    role: str = "linear",
+) -> Gemm:
+    """A tensor times weights; it saves the tensor unless other `saves` are given.
+
+    output: one of rows x cols unless given.
+    """
+    return Gemm(
+        name=name,
+        rows=rows,
+        cols=cols,
+        depth=depth,
+        saves=saves or (source,),
+        output=output or Tensor(f"{name}_out", (*rows, *cols)),
+        reads=(source,),
+        batch=batch,
+        role=role,
+    )
+
+
 def projection(name: str, cols: Dims, depth: Dims, source: Tensor, output: str = "") -> Gemm:
     """A column-parallel linear layer.
 
     It saves its input as `tokens_saved` rows, the number that the trainer's code saves.
     """
     dims: Dims = ("tokens_saved", *source.dims[1:]) if source.dims == HIDDEN else source.dims
-    return Gemm(
-        name=name,
-        rows=("tokens",),
-        cols=cols,
-        depth=depth,
-        saves=(Tensor(name=source.name, dims=dims, width="linear"),),
-        output=Tensor(name=output or f"{name}_out", dims=("tokens", *cols)),
-        reads=(source,),
-    )
-
-
-def whole(name: str, depth: str, cols: str, source: Tensor, output: Tensor) -> Gemm:
-    """A linear layer on the rank's own tokens, which TP does not divide."""
-    return Gemm(
-        name=name,
-        rows=("tokens_sp",),
-        cols=(cols,),
-        depth=(depth,),
-        saves=(source,),
-        output=output,
-        reads=(source,),
-    )
+    made = Tensor(output or f"{name}_out", ("tokens", *cols))
+    saves = (Tensor(source.name, dims, width="linear"),)
+    return product(name, ("tokens",), depth, cols, source, made, saves=saves)
 
 
 def output_projection(name: str, depth: Dims, source: Tensor) -> Gemm:
     """A row-parallel linear layer back to the hidden size."""
-    return Gemm(
-        name=name,
-        rows=("tokens",),
-        cols=("hidden",),
-        depth=depth,
-        saves=(source,),
-        output=Tensor(name=f"{name}_out", dims=HIDDEN),
-        reads=(Tensor(name=source.name, dims=source.dims),),
-    )
+    read = Tensor(source.name, source.dims)
+    return product(name, ("tokens",), depth, ("hidden",), read, saves=(source,))
 
 
 def embedding(
@@ -172,10 +176,6 @@ def embedding(
     return (
         Elementwise(name=name, dims=dims, kernels=2, moves=Moves(2.0, 4.0, 2.0, 4.0)),
         Collective(
-            name=f"{name}_sum",
-            site="tp_exit",
-            tensor=Tensor(name=made, dims=dims),
-            linear=False,
-            makes=makes,
+            name=f"{name}_sum", site="tp_exit", tensor=Tensor(made, dims), linear=False, makes=makes
         ),
     )

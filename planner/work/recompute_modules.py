@@ -18,7 +18,7 @@ from planner.work.ops import Collective, Elementwise, Op, Tensor
 CORE_ATTENTION = frozenset({"attention", "softmax_dropout", "indexer", "wv_absorb"})
 # of DeepSeek-V4 too, whose one key head is no latent (dev branch, deepseek_v4_hybrid_attention.py)
 UP_PROJECTION = frozenset({"wq", "wq_b", "wkv_b", "wk_absorb", "wkv", "wkv_norm", "rotary"})
-LAYER_INPUT = Tensor(name="x", dims=("tokens_sp", "hidden"))
+LAYER_INPUT = Tensor("x", ("tokens_sp", "hidden"))
 # "moe_act", "layernorm" and "mla_up_proj" use output-discarding checkpointing
 _DISCARDING = frozenset({"moe_act", "layernorm", "mla_up_proj"})
 

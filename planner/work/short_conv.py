@@ -10,7 +10,7 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.specs.model import ModelSpec
 from planner.work.ops import Dims, Elementwise, Moves, Op, Tensor
-from planner.work.pieces import HIDDEN, Code, output_projection, projection
+from planner.work.pieces import ATTENTION_IN, Code, output_projection, projection
 
 TP_DIMS = frozenset({"short_in", "short_width"})
 CHANNELS: Dims = ("tokens", "short_width")
@@ -31,10 +31,9 @@ def operations(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     The convolution runs over channels, so what it makes is copied back to tokens for the
     projection. Both gates and values are parts of the projection's output, which stays.
     """
-    source = Tensor(name="attention_in", dims=HIDDEN)
-    into = projection("short_in", ("short_in",), ("hidden",), source)
-    mixed, made = (Tensor(name=f"short_{name}", dims=CHANNELS) for name in ("gated", "mixed"))
-    out = Tensor(name="short_returned", dims=CHANNELS)
+    into = projection("short_in", ("short_in",), ("hidden",), ATTENTION_IN)
+    mixed, made = (Tensor(f"short_{name}", CHANNELS) for name in ("gated", "mixed"))
+    out = Tensor("short_returned", CHANNELS)
     return (
         into,
         Elementwise(

@@ -16,7 +16,7 @@ from planner.specs.mixers import LEAST_HEADS
 from planner.specs.model import ModelSpec
 from planner.work.attention import attention, latents, rotary
 from planner.work.ops import Attention, Collective, Dims, Elementwise, Gemm, Moves, Op, Tensor
-from planner.work.pieces import Code, norm, output_projection
+from planner.work.pieces import Code, norm, output_projection, product
 
 _SCORED: Dims = ("tokens", "index_heads", "context")
 CHOSEN: Dims = ("tokens", "chosen", "index_heads", "index_dim")
@@ -71,7 +71,7 @@ def mask(square: Dims, kernels: int, moves: float, *, fused: bool = True) -> Ele
         kernels=kernels,
         compiles=False,
         moves=Moves(moves, 0.0, moves, 0.0),
-        saves=(Tensor(name="index_mask", dims=square),) * fused,
+        saves=(Tensor("index_mask", square),) * fused,
     )
 
 
@@ -95,7 +95,7 @@ def indexer(
     """
     learns, query = bool(loss), ("tokens", "index_width")
     stay: dict[str, Dims] = {"query": query, "key": key, "weights": ("tokens", "index_heads")}
-    whole = () if learns else (Tensor(name="index_scores", dims=scored, width="fp32"),) * 2
+    whole = () if learns else (Tensor("index_scores", scored, width="fp32"),) * 2
     return Elementwise(
         name="indexer",
         dims=query if learns else scored,
@@ -109,9 +109,7 @@ def indexer(
             6.0 if learns else moves,
             4.0 if learns else 0.0,
         ),
-        saves=tuple(Tensor(name=f"index_{name}", dims=dims) for name, dims in stay.items())
-        if learns
-        else (),
+        saves=tuple(Tensor(f"index_{name}", dims) for name, dims in stay.items()) if learns else (),
         forward_workspace=whole,
         as_attention=learns,
         products=(*projections, *scores, *loss),
@@ -132,18 +130,18 @@ def _absorbed(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
     """Attention in the latent, as Megatron-LM's fused kernels run it."""
     query, down = latents(model, code)
     latent: Dims = ("tokens", "kv_lora_rope")
-    q = Tensor(name="q", dims=("tokens", "sparse_heads", "kv_lora_rope"))
-    key = Tensor(name="k", dims=latent)
-    out = Tensor(name="latent_out", dims=("tokens", "sparse_heads", "kv_lora"))
-    attended = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
-    statistics = Tensor(name="log_sum_exp", dims=("tokens", "sparse_heads"), width="fp32")
-    found = Tensor(name="chosen", dims=("tokens", "chosen"), width="fp32")  # int32
+    q = Tensor("q", ("tokens", "sparse_heads", "kv_lora_rope"))
+    key = Tensor("k", latent)
+    out = Tensor("latent_out", ("tokens", "sparse_heads", "kv_lora"))
+    attended = Tensor("attention_out", ("tokens", "heads", "v_dim"))
+    statistics = Tensor("log_sum_exp", ("tokens", "sparse_heads"), width="fp32")
+    found = Tensor("chosen", ("tokens", "chosen"), width="fp32")  # int32
     queries = query[-1].output
     return (
         *query,
         down,
         norm(model, "wkv_b_norm", down.output, code),
-        _up("wk_absorb", ("kv_lora",), ("qk_nope",), queries, (queries,)),
+        _up("wk_absorb", ("kv_lora",), ("qk_nope",), queries),
         rotary(
             ("tokens", "heads", "kv_lora_rope"),
             True,
@@ -155,7 +153,7 @@ def _absorbed(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
         Collective(
             name="context_in",
             site="cp_enter",
-            tensor=Tensor(name="latent_full", dims=("tokens", "latent_sent")),
+            tensor=Tensor("latent_full", ("tokens", "latent_sent")),
         ),
         Attention(
             name="attention",
@@ -166,23 +164,15 @@ def _absorbed(model: ModelSpec, code: Code, indexes: bool) -> tuple[Op, ...]:
             output=out,
             statistics=statistics,
             reads=(q, key),
-            workspace=(Tensor(name="dkv", dims=latent, width="fp32"),),
+            workspace=(Tensor("dkv", latent, width="fp32"),),
         ),
-        _up("wv_absorb", ("v_dim",), ("kv_lora",), out, (out,)),
+        _up("wv_absorb", ("v_dim",), ("kv_lora",), out),
         output_projection("wo", ("heads", "v_dim"), attended),
     )
 
 
-def _up(name: str, cols: Dims, depth: Dims, source: Tensor, saves: tuple[Tensor, ...]) -> Gemm:
+def _up(name: str, cols: Dims, depth: Dims, source: Tensor) -> Gemm:
     """Half of the up projection, a product a head, which no precision recipe covers."""
-    return Gemm(
-        name=name,
-        rows=("tokens",),
-        cols=cols,
-        depth=depth,
-        batch=("heads",),
-        role="router",
-        saves=saves,
-        output=Tensor(name=f"{name}_out", dims=("tokens", "heads", *cols)),
-        reads=(source,),
-    )
+    made = Tensor(f"{name}_out", ("tokens", "heads", *cols))
+    batch: Dims = ("heads",)
+    return product(name, ("tokens",), depth, cols, source, made, batch=batch, role="router")

@@ -144,7 +144,7 @@ def test_a_mixer_is_the_real_one(
     if "attention_flops" in real[of]:
         assert attention_flops(model) == pytest.approx(real[of]["attention_flops"], rel=5e-3)
     if "norm" in real[of]:
-        gated, _ = branch_norm(model, "mlp_norm", Tensor(name="x", dims=HIDDEN_SP), PLAIN)
+        gated, _ = branch_norm(model, "mlp_norm", Tensor("x", HIDDEN_SP), PLAIN)
         counted(gated, model, real[of]["norm"])
 
 
@@ -229,8 +229,8 @@ def test_compressed_attention_is_the_real_one(mixer: Mixer, real: Real) -> None:
 @pytest.mark.parametrize(("of", "model_type"), [("v4", "deepseek_v4"), ("hy4", "hy_v4")])
 def test_residual_streams_are_the_real_ones(of: str, model_type: str, real: Real) -> None:
     model = model_of(real[of], model_type)
-    before, after = (Tensor(name=name, dims=STREAMS) for name in "xh")
-    branch = Tensor(name="attention_sum", dims=HIDDEN_SP)
+    before, after = (Tensor(name, STREAMS) for name in "xh")
+    branch = Tensor("attention_sum", HIDDEN_SP)
     mixed = entering(model, "attention", before)
     left = leaving("attention_residual", (before,), (branch,), after, across=of == "v4")
     for name, ops in (("streams", (*mixed, left)), ("head", entering(model, "head", before))):
@@ -492,7 +492,7 @@ def test_a_new_mixer_is_its_operations_and_a_row(monkeypatch: pytest.MonkeyPatch
     """FLOP and memory follow from them."""
 
     def operations(_: ModelSpec, code: Code) -> tuple[Op, ...]:
-        source = Tensor(name="attention_in", dims=HIDDEN)
+        source = Tensor("attention_in", HIDDEN)
         into = projection("toy_in", ("toy",), ("hidden",), source)
         return into, output_projection("toy_out", ("toy",), into.output)
 

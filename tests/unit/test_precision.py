@@ -169,7 +169,7 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
     values = {"tokens": tokens, "hidden": k, "ffn": n}
     sizes = {name: np.array([float(value)]) for name, value in values.items()}
     context = replace(p.context(batch), sizes=sizes)
-    source, result = (Tensor(name=name, dims=("tokens", name)) for name in ("hidden", "ffn"))
+    source, result = (Tensor(name, ("tokens", name)) for name in ("hidden", "ffn"))
     dims = {"rows": ("tokens",), "cols": ("ffn",), "depth": ("hidden",)}
     op = Gemm(name="w", **dims, saves=(source,), output=result)
     never, ever = np.zeros(1, dtype=np.bool_), np.ones(1)

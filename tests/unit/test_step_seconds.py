@@ -138,7 +138,7 @@ def test_attention_under_context_parallelism_runs_in_pieces(method: str, pieces:
     batch = batch_of(p, cp=4, dp_shard=4, cp_method=method, micro_batch_size=1)
     heads = 32.0 if pieces > 1 else 8.0
     tokens = 1024.0 if pieces > 1 else 4096.0
-    none = Tensor(name="none", dims=())
+    none = Tensor("none", ())
     op = Attention(name="attention", window=0, saves=(), output=none, statistics=none)
     found = _attention_cost(p.context(batch), op, p.model)
     flops = np.array([2.0 * tokens * 2048.0 * heads * 256.0])
