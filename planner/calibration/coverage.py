@@ -15,7 +15,7 @@ import numpy as np
 from planner.calibration.kernels import COLLECTIVES, KernelShape, kernel_seconds
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.unit_elements import kept_shards, unit_parameters
-from planner.cost.layer.trainer_kernels import fused_kernels
+from planner.cost.layer.context import CostContext
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.precision import PRECISIONS
@@ -152,17 +152,17 @@ class _Run:
 
 
 def _runs(pricer: Pricer, batch: LayoutBatch) -> Iterator[_Run]:
-    sizes = axes.local_sizes(batch, pricer.model, pricer.training, pricer.rules)
-    kernels = _Kernels(pricer, batch, sizes)
-    passes = num_microbatches(batch, pricer.training) / batch.pp
+    kernels = _Kernels(pricer, pricer.context(batch))
+    microbatches = num_microbatches(batch, pricer.training)
+    passes = microbatches / batch.pp
     flash = pricer.training.attention_kernel != "unfused"
     for kind, count in pricer.model.distinct_layers():
         for op in blocks.layer_ops(pricer.model, kind, flash):
             yield from kernels.of(op, passes * count)
     for op in (*blocks.embedding_ops(pricer.model), *blocks.head_ops(pricer.model)):
         yield from kernels.of(op, passes)
-    yield from kernels.data_parallel(num_microbatches(batch, pricer.training))
-    yield kernels.sends(num_microbatches(batch, pricer.training))
+    yield from kernels.data_parallel(microbatches)
+    yield kernels.sends(microbatches)
     yield kernels.optimizer()
 
 
@@ -171,14 +171,11 @@ class _Kernels:
     """Turns operations into kernels with their sizes."""
 
     pricer: Pricer
-    batch: LayoutBatch
-    sizes: Mapping[str, FloatColumn]
+    context: CostContext
 
-    def _product(self, dims: Iterable[str]) -> FloatColumn:
-        return np.asarray(
-            np.prod([np.ones(len(self.batch)), *(self.sizes[name] for name in dims)], axis=0),
-            dtype=np.float64,
-        )
+    @property
+    def batch(self) -> LayoutBatch:
+        return self.context.batch
 
     def of(self, op: Op, passes: FloatColumn) -> Iterator[_Run]:
         """Kernels of one operation, run in `passes` layers and microbatches of a step. (U,)."""
@@ -199,7 +196,7 @@ class _Kernels:
         """
         batch = self.batch
         rows, cols, depth, groups = (
-            self._product(dims) for dims in (op.rows, op.cols, op.depth, op.batch)
+            self.context.product(dims) for dims in (op.rows, op.cols, op.depth, op.batch)
         )
         low = op.role in ("linear", "expert")
         names = [PRECISIONS.names[code] if low else "bf16" for code in batch.precision]
@@ -231,8 +228,8 @@ class _Kernels:
         seq = training.seq_len / pieces
         window = float(op.window) if op.window and op.window < training.seq_len else 0.0
         shared = op.heads.replace("heads", "kv_heads")
-        heads = self.sizes[op.heads] / np.where(ulysses, cp, 1.0)
-        kv_heads = np.maximum(self.sizes[shared] / np.where(ulysses, cp, 1.0), 1.0)
+        heads = self.context.sizes[op.heads] / np.where(ulysses, cp, 1.0)
+        kv_heads = np.maximum(self.context.sizes[shared] / np.where(ulysses, cp, 1.0), 1.0)
         one = np.ones(len(batch))
         sizes = {
             "batch": batch.micro_batch_size * one,
@@ -251,11 +248,10 @@ class _Kernels:
 
     def _moved(self, op: Elementwise, passes: FloatColumn) -> _Run:
         """Memory-bound operations by the bytes of one tensor, as copies."""
-        width = 4.0 if op.width == "fp32" else self._width()
-        num_bytes = self._product(op.dims) * width
-        fused = fused_kernels(self.batch, self.pricer.rules)
+        width = 4.0 if op.width == "fp32" else self.batch.param_bytes
+        num_bytes = self.context.product(op.dims) * width
         moves = np.where(
-            fused,
+            self.context.fused,
             op.moves.fused_forward + op.moves.fused_backward,
             op.moves.forward + op.moves.backward,
         )
@@ -273,18 +269,11 @@ class _Kernels:
         dtypes = [dtype] * len(self.batch)
         return _Run(kind=kind, name=name, dtypes=dtypes, sizes=sizes, calls=calls)
 
-    def _width(self) -> FloatColumn:
-        """Bytes of an element in the compute dtype, (U,)."""
-        return np.where(self.batch.param_dtype == 0, 2.0, 4.0)
-
-    def _rank_order(self) -> tuple[str, ...]:
-        return tuple(self.pricer.cluster.rank_order)
-
     def _exchanged(self, op: Collective, passes: FloatColumn) -> Iterator[_Run]:
-        payload = self._product(op.tensor.dims) * self._width()
+        payload = self.context.product(op.tensor.dims) * self.batch.param_bytes
         for rule in axes.SITES[op.site]:
             applies = rule.applies(self.batch)
-            degree, stride = axes.group(rule.axis, self.batch, self._rank_order())
+            degree, stride = self.context.group(rule.axis)
             for operation in (rule.forward, rule.backward):
                 if operation in COLLECTIVES and applies.any():
                     yield self._collective(
@@ -293,29 +282,22 @@ class _Kernels:
 
     def data_parallel(self, microbatches: FloatColumn) -> Iterator[_Run]:
         """Collectives on every unit's parameters, over shards, replicas or both."""
-        batch, pricer = self.batch, self.pricer
-        dense, expert = unit_parameters(pricer.model, batch)
-        counts = [count for _, count in pricer.model.distinct_layers()] + [1, 1]
+        batch, model = self.batch, self.pricer.model
+        counts = [count for _, count in model.distinct_layers()] + [1, 1]
         sharded = batch.zero_stage > 0
-        compute = self._width()
-        reduce = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
         gathers = np.where(batch.zero_stage == 3, 2.0 * microbatches, 1.0)
-        for parameters, shard_group, whole_group in (
-            (dense, "fsdp", "ddp"),
-            (expert, "efsdp", "eddp"),
-        ):
-            degree, stride = axes.group(shard_group, batch, self._rank_order())
-            whole, whole_stride = axes.group(whole_group, batch, self._rank_order())
+        groups = (("fsdp", "ddp"), ("efsdp", "eddp"))
+        for parameters, names in zip(unit_parameters(model, batch), groups, strict=True):
+            shards, whole = map(self.context.group, names)
             for unit, count in zip(parameters, counts, strict=True):
                 held = np.where(unit > 0, count / batch.pp, 0.0)
-                gathered = np.where(sharded, held * gathers, 0.0)
-                yield self._collective("all-gather", unit * compute, degree, stride, gathered)
-                yield self._collective(
-                    "reduce-scatter", unit * reduce, degree, stride, np.where(sharded, held, 0.0)
-                )
-                yield self._collective(
-                    "all-reduce", unit * reduce, whole, whole_stride, np.where(sharded, 0.0, held)
-                )
+                of_shard, of_whole = np.where(sharded, held, 0.0), np.where(sharded, 0.0, held)
+                for operation, width, group, calls in (
+                    ("all-gather", batch.param_bytes, shards, of_shard * gathers),
+                    ("reduce-scatter", batch.reduce_bytes, shards, of_shard),
+                    ("all-reduce", batch.reduce_bytes, whole, of_whole),
+                ):
+                    yield self._collective(operation, unit * width, *group, calls)
 
     def _collective(
         self,
@@ -331,8 +313,8 @@ class _Kernels:
     def sends(self, microbatches: FloatColumn) -> _Run:
         """Activations to the next pipeline rank, and their gradients back."""
         batch = self.batch
-        payload = self._product(stream_dims(self.pricer.model)) * self._width()
-        _, stride = axes.group("pp", batch, self._rank_order())
+        payload = self.context.product(stream_dims(self.pricer.model)) * batch.param_bytes
+        _, stride = self.context.group("pp")
         sizes = {"bytes": payload, "ranks": np.full(len(batch), 2.0), "stride": stride}
         calls = np.where(batch.pp > 1, 2.0 * microbatches * batch.virtual_stages, 0.0)
         return self._run("collective", "send", sizes, calls)
@@ -342,7 +324,7 @@ class _Kernels:
         batch, pricer = self.batch, self.pricer
         dense, expert = unit_parameters(pricer.model, batch)
         counts = np.array([count for _, count in pricer.model.distinct_layers()] + [1.0, 1.0])
-        owned = counts @ kept_shards(batch, dense, expert, self._rank_order()) / batch.pp
+        owned = counts @ kept_shards(batch, dense, expert, pricer.cluster.rank_order) / batch.pp
         owned = owned * (1.0 - batch.host_share)
         calls = np.where(batch.host_share < 1.0, 1.0, 0.0)
         return self._run(

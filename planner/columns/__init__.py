@@ -38,6 +38,7 @@ CODES: Mapping[str, Sequence[str]] = {
     "reduce_dtype": DTYPES,
     "master_dtype": DTYPES,
 }
+DTYPE_BYTES = np.array([{"bfloat16": 2.0, "float32": 4.0}[name] for name in DTYPES])
 TRAINER_SPLIT = -1
 _ONE_NUMBER = (0,)  # strides of a column that is one number for all rows
 _NARROW_BYTES = 4
@@ -92,6 +93,19 @@ class LayoutBatch:
     def host_share(self) -> FloatColumn:
         """Share of the optimizer's states and update on the host, (N,)."""
         return np.where(self.cpu_offload, self.optimizer_offload_fraction, 0.0)
+
+    @property
+    def param_bytes(self) -> FloatColumn:
+        """Bytes of an element in `param_dtype`, (N,)."""
+        return DTYPE_BYTES[self.param_dtype]
+
+    @property
+    def reduce_bytes(self) -> FloatColumn:
+        return DTYPE_BYTES[self.reduce_dtype]
+
+    @property
+    def master_bytes(self) -> FloatColumn:
+        return DTYPE_BYTES[self.master_dtype]
 
     def columns(self) -> Iterator[tuple[str, Column]]:
         """(name, column) of every field but the table of splits."""

@@ -61,7 +61,7 @@ def update_seconds(
     """
     moved = owned * bytes_per_parameter(job, batch)
     more = VOCABULARY_STATE_BYTES.get(job.training.optimizer, 0.0)
-    moved[-2:] += owned[-2:] * 2.0 * more * np.where(batch.master_dtype == 0, 0.5, 1.0)
+    moved[-2:] += owned[-2:] * 2.0 * more * batch.master_bytes / 4.0
     share = batch.host_share
     copied = (
         0.0
@@ -86,19 +86,15 @@ def bytes_per_parameter(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     Source: torch fused AdamW (7 streams of 4 bytes in fp32), torch.nn.utils.clip_grad_norm_,
         Megatron distrib_optimizer.py.
     """
-    master = np.where(batch.master_dtype == 0, 2.0, 4.0)
+    master = batch.master_bytes
     scaled = job.training.optimizer in SCALES_WITH_MASTER
     scale = master / 4.0 if scaled else np.ones_like(master)
-    wide = (
-        np.where(batch.reduce_dtype == 0, 2.0, 4.0)
-        if job.rules.gradient_dtype == "float32"
-        else np.full_like(master, 2.0)
-    )
+    float32 = job.rules.gradient_dtype == "float32"
+    wide = batch.reduce_bytes if float32 else np.full_like(master, 2.0)
     gradient = master if job.rules.sharding.gradients_in_master_dtype else wide
     states = OPTIMIZER_STATE_BYTES[job.training.optimizer] * scale
     copies = job.rules.sharding.keeps_copies
-    compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-    copy = np.where(master > compute, compute, 0.0) if copies else 0.0
+    copy = np.where(master > batch.param_bytes, batch.param_bytes, 0.0) if copies else 0.0
     clipping = (
         (NORM_READS + CLIP_MOVES) * gradient if job.training.max_grad_norm is not None else 0.0
     )
@@ -121,15 +117,11 @@ def sum_bytes(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py
         (accumulate_unsharded_grad_if_needed), torch AccumulateGrad.
     """
-    fresh = np.where(batch.param_dtype == 0, 2.0, 4.0)
+    fresh = batch.param_bytes
     if job.rules.fused_sums:
         return np.zeros_like(fresh)
     if job.rules.sharding.reduces_by_unit:
-        kept = np.where(
-            batch.zero_stage > 0,
-            np.where(batch.reduce_dtype == 0, 2.0, 4.0),
-            np.where(batch.master_dtype == 0, 2.0, 4.0),
-        )
+        kept = np.where(batch.zero_stage > 0, batch.reduce_bytes, batch.master_bytes)
         return np.where((batch.zero_stage > 0) & (batch.pp == 1), 0.0, fresh + 2.0 * kept)
     return fresh + 2.0 * (4.0 if job.rules.gradient_dtype == "float32" else 2.0)
 
@@ -166,9 +158,7 @@ def _requantised_bytes(
         (column("weight_once", codes, recipes) > 0) & (batch.param_dtype == 0), each, 0.0
     )
     scaled = gathers_low(batch, recipes) & (column("gather_amax", codes, recipes) == 0)
-    return np.asarray(
-        once + owned_layers * np.where(scaled, np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0)
-    )
+    return np.asarray(once + owned_layers * np.where(scaled, batch.master_bytes, 0.0))
 
 
 def small_reductions(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:

@@ -138,8 +138,7 @@ def unit_shards(job: PreparedJob, batch: LayoutBatch) -> UnitShards:
         shard=shard,
         padding=pads * (dense * (shares[0] - 1.0) + expert * (shares[1] - 1.0)),
         together=np.where(batch.ep > 1, np.maximum(dense, expert), dense + expert),
-        gathered=(dense * wires[0] + expert * wires[1])
-        / np.where(batch.param_dtype == 0, 2.0, 4.0),
+        gathered=(dense * wires[0] + expert * wires[1]) / batch.param_bytes,
         distinct=np.concatenate([layers, np.zeros_like(dense[-2:])]),
         copies_bytes=low * (copies if job.rules.sharding.keeps_copies else 0.0),
         gather_seconds=gather + _casts_of_shards(job, batch, (dense, quantised[0]), fsdp[0]),
@@ -238,15 +237,13 @@ def _buffer_copies(
     """
     gathered, reduced = np.zeros_like(parameters[0]), np.zeros_like(parameters[0])
     if job.rules.sharding.copies_buffers:
-        compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-        summed = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
         for count, wire, axis in zip(parameters, wires, ("fsdp", "efsdp"), strict=True):
             degree, _ = axes.group(axis, batch, job.cluster.rank_order)
             sharded = count * ((batch.zero_stage > 0) & (degree > 1))
             again = (axis == "efsdp") & (degree * batch.ep > job.model.num_experts)
-            second = 2.0 * compute * again
+            second = 2.0 * batch.param_bytes * again
             gathered = gathered + sharded * (2.0 * wire + second)
-            reduced = reduced + sharded * (compute + summed + second)
+            reduced = reduced + sharded * (batch.param_bytes + batch.reduce_bytes + second)
     return {
         "gather_copy_seconds": job.device.moved_seconds(gathered),
         "scatter_copy_seconds": job.device.moved_seconds(reduced),
@@ -261,7 +258,7 @@ def _offload(job: PreparedJob, batch: LayoutBatch, shard: FloatColumn) -> dict[s
     all_gather_inputs, _fsdp_collectives.py foreach_reduce.
     """
     hosted = batch.cpu_offload & job.rules.sharding.offloads_shards
-    wide = np.where(hosted, shard * np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0)
+    wide = np.where(hosted, shard * batch.master_bytes, 0.0)
     copied = wide / job.cluster.pcie_bandwidth_bytes_per_second
     added = HOST_ADD_MOVES * wide / optimizer_step.HOST_STREAM_BYTES_PER_SECOND
     return {"upload_seconds": copied, "download_seconds": copied, "accumulate_seconds": added}
@@ -282,7 +279,7 @@ def _sharded(
     (shard_degree, shard_stride), (whole_degree, whole_stride), (_, replica_stride) = groups
     degree = np.where(sharding, shard_degree, 1.0)
     replicas = np.where(sharding, batch.dp_replicate, whole_degree)
-    reduced = parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)
+    reduced = parameters * batch.reduce_bytes
     apart = np.where(sharding, replica_stride, whole_stride)
     return (
         seconds.call("gather", "all-gather", parameters * wire, degree, shard_stride),
@@ -309,7 +306,7 @@ def _by_owners(
     degree, stride = group[0] * np.where(batch.zero_stage > 0, 1.0, 0.0), group[1]
     layers = [float(count) for _, count in job.model.distinct_layers()]
     counts = np.array([*layers, 1.0, 1.0])[:, None]
-    reduced = parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)
+    reduced = parameters * batch.reduce_bytes
     out = []
     for part, operation, payload in (
         ("gather", "broadcast", parameters * wire),

@@ -70,7 +70,7 @@ def wire_bytes(
 
     FSDP gathers experts, head and table in 16 bits.
     """
-    compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
+    compute = batch.param_bytes
     less = compute - column("wire_bytes", batch.precision, job.recipes)
     spared = np.where(gathers_low(batch, job.recipes), less, 0.0)
     return compute - quantised[0] * spared, compute - quantised[1] * spared * (
@@ -86,7 +86,7 @@ def gathered_elements(
     An element that is gathered in fewer bits counts as its share of one.
     """
     wires = wire_bytes(job, batch, quantised_shares(job.model, batch, job.recipes))
-    return (dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0)
+    return (dense * wires[0] + expert * wires[1]) / batch.param_bytes
 
 
 def quantised_elements(

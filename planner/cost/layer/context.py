@@ -112,7 +112,7 @@ class CostContext:
         return self.remembered(("width", width), lambda: self._width_bytes(width))
 
     def _width_bytes(self, width: str) -> FloatColumn:
-        compute = np.where(self.batch.param_dtype == 0, 2.0, 4.0)
+        compute = self.batch.param_bytes
         if width == "linear":
             return self.quantisation.saved_bytes(compute)
         if width == "expert":

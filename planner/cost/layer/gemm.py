@@ -190,7 +190,7 @@ def _gradient_bytes(context: CostContext) -> FloatColumn:
     """
     if not context.rules.fused_sums:
         return context.width_bytes("compute")
-    return np.where(context.batch.reduce_dtype == 0, 2.0 * 2.0, 2.0 * 4.0)
+    return 2.0 * context.batch.reduce_bytes
 
 
 def _calls_of_experts(context: CostContext, op: Gemm) -> FloatColumn:

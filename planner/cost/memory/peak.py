@@ -229,10 +229,7 @@ class Widths:
         torchtitan distributed/utils.py (maybe_enable_amp), 0.3.0 distributed/fsdp.py
         (set_modules_to_backward_prefetch).
         """
-        compute, reduce, master = (
-            np.where(c == 0, 2.0, 4.0)
-            for c in (batch.param_dtype, batch.reduce_dtype, batch.master_dtype)
-        )
+        compute, reduce, master = batch.param_bytes, batch.reduce_bytes, batch.master_bytes
         piped, accumulates, stage = batch.pp > 1, num_microbatches > 1, batch.zero_stage
         if rules.sharding.keeps_copies:
             gathered = prefetched = np.where(stage == 3, compute, 0.0)

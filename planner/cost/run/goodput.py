@@ -119,12 +119,11 @@ def state_bytes(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
     Sources: torch.distributed.checkpoint.state_dict; Megatron-LM dist_checkpointing.
     """
     optimizer = pricer.training.optimizer
-    master = np.where(batch.master_dtype == 0, 2.0, 4.0)
     state = mean_state_bytes(optimizer, pricer.model) * np.where(
-        optimizer in SCALES_WITH_MASTER, master / 4.0, 1.0
+        optimizer in SCALES_WITH_MASTER, batch.master_bytes / 4.0, 1.0
     )
-    compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-    return master + state + (compute if pricer.rules.sharding.keeps_copies else 0.0)
+    copies = batch.param_bytes if pricer.rules.sharding.keeps_copies else 0.0
+    return batch.master_bytes + state + copies
 
 
 def held_parameters(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
@@ -164,7 +163,7 @@ def save_costs(
     total, on_gpu = pricer.model.total_parameters() * per_parameter, held * per_parameter
     host_path = cluster.num_nodes * cluster.gpus_per_node * min(pcie, WRITER_BYTES_PER_SECOND)
     write = total / min(cluster.storage_bandwidth_bytes_per_second, host_path)
-    gradients = held * np.where(batch.master_dtype == 0, 2.0, 4.0)
+    gradients = held * batch.master_bytes
     offloaded = batch.host_share * (on_gpu + gradients) + host_bytes(pricer, batch)
     room = usable_host_bytes(cluster) / cluster.gpus_per_node
     sync = on_gpu + offloaded > room if mode is None else np.full(len(batch), mode == "sync")
