@@ -315,7 +315,7 @@ def _of_shards(job: PreparedJob, inputs: CostInputs) -> Iterator[_Calls]:
                 job,
                 ("dp" if call.part == "replicate" else "fsdp", call.operation),
                 payload,
-                (call.degree, call.stride),
+                call.group,
                 unit=index,
                 often=np.where(payload > 0, times[index], 0.0),
                 seconds=call.seconds[index],

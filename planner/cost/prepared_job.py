@@ -14,6 +14,7 @@ from planner.cost.layer.trainer_kernels import fused_kernels, one_kernel_experts
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
+from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
 from planner.precision import Recipe
 from planner.rules import cuda_graphs
@@ -23,7 +24,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
-from planner.work.axes import local_sizes
+from planner.work.axes import Group, group, local_sizes
 from planner.work.quantised import quantised_model
 
 
@@ -104,3 +105,19 @@ class PreparedJob:
             overlaps_exchange=overlaps_exchange(rows, self.rules_context),
             one_kernel=one_kernel_experts(rows, graphs, self.model, released, self.cluster.gpu),
         )
+
+    def group(self, axis: str, rows: LayoutBatch) -> Group:
+        """(degree, stride) of the groups of an axis; see `axes.group`."""
+        return group(axis, rows, self.cluster.rank_order)
+
+    def collective_seconds(self, operation: str, payload: FloatColumn, of: Group) -> FloatColumn:
+        """Seconds of one collective over these groups, (..., U) as the payload; 0 of nothing."""
+        seconds = collective_seconds(
+            operation,
+            payload,
+            *of,
+            self.fabric,
+            base_seconds=self.profile.collective_seconds,
+            nvls_gain=self.profile.nvls_gain,
+        )
+        return np.where(payload > 0, seconds, 0.0)

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.columns import FloatColumn, IntColumn, in_order
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer import unit_costs as layers
-from planner.cost.layer.trainer_kernels import fused_kernels
 from planner.cost.loads import Pipelines, at_rows
 from planner.cost.network.sends import Sends
 from planner.cost.pipeline.schedule_columns import filled
-from planner.cost.prepared_job import PreparedJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,8 @@ class StageSeconds:
 
     @cached_property
     def sends(self) -> Sends:
-        return sends_of(self.inputs.job, self.inputs.batch, self.costs, self.at)
+        payload = self.costs.boundary_bytes[self.at]
+        return Sends(job=self.inputs.job, batch=self.inputs.batch, payload_bytes=payload)
 
 
 def adding_up(shards: UnitShards, at_shard: IntColumn, m: FloatColumn) -> FloatColumn:
@@ -79,20 +78,6 @@ def adding_up(shards: UnitShards, at_shard: IntColumn, m: FloatColumn) -> FloatC
     (K + 2, rows).
     """
     return at_rows(shards.sum_seconds, at_shard) * (m - 1.0) / m
-
-
-def sends_of(
-    job: PreparedJob, batch: LayoutBatch, costs: layers.UnitCosts, at_unit: IntColumn
-) -> Sends:
-    return Sends(
-        batch=batch,
-        payload_bytes=costs.boundary_bytes[at_unit],
-        fused=fused_kernels(batch, job.rules),
-        training=job.training,
-        cluster=job.cluster,
-        device=job.device,
-        fabric=job.fabric,
-    )
 
 
 def split_share(pipes: Pipelines) -> FloatColumn:

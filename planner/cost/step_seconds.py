@@ -15,9 +15,9 @@ from planner.cost.layer.context import AXES
 from planner.cost.layer.exchange import unpaired_exchange
 from planner.cost.loads import at_rows, sums
 from planner.cost.memory.host_activations import exposed_copies
-from planner.cost.network.sends import alike_sends, transport_of
+from planner.cost.network.sends import Sends, alike_sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, filled
-from planner.cost.stage_seconds import StageSeconds, adding_up, sends_of, split_share
+from planner.cost.stage_seconds import StageSeconds, adding_up, split_share
 from planner.cost.stragglers import straggler_share
 from planner.rules import cuda_graphs
 from planner.rules.experts import overlaps_exchange
@@ -224,11 +224,12 @@ def _mean_ranks(
         redone = sums(mean.units, at_rows(unit.redone_seconds, mean.at_unit))
         weight_grad += inputs.loads.pipelines.of_layouts(share) * redone.take(at)
     codes = inputs.batch.pp_schedule
-    sends = np.zeros(len(at))
+    sends, payload = np.zeros(len(at)), unit.boundary_bytes[mean.at_unit]
     alike = alike_sends(job.training, np.flatnonzero(np.bincount(codes)))
     for schedules in alike:
         batch = replace(mean.batch, pp_schedule=one_number(schedules[0], len(mean)))
-        seconds = sends_of(job, batch, unit, mean.at_unit).mean_seconds().take(at)
+        own = Sends(job=job, batch=batch, payload_bytes=payload)
+        seconds = own.mean_seconds().take(at)
         named = np.zeros(len(SCHEDULES), dtype=np.bool_)
         named[schedules] = True
         np.copyto(sends, seconds, where=named[codes] if len(alike) > 1 else True)

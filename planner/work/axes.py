@@ -259,9 +259,10 @@ SITES: Mapping[str, tuple[Communication, ...]] = {
 }
 
 
-def group(
-    axis: str, batch: LayoutBatch, rank_order: tuple[str, ...]
-) -> tuple[FloatColumn, FloatColumn]:
+Group = tuple[FloatColumn, FloatColumn]  # degree and stride of the ranks of each group
+
+
+def group(axis: str, batch: LayoutBatch, rank_order: tuple[str, ...]) -> Group:
     """(degree, stride) of the ranks that form one group of this axis, each (U,).
 
     Ranks are numbered with the first axis of `rank_order` innermost. `fsdp` joins dp_shard and cp.

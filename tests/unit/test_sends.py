@@ -19,9 +19,7 @@ def pricer(trainer: str = "torchtitan", **training: Any) -> Pricer:
 
 
 def sends(p: Pricer, **layout: Any) -> Sends:
-    of_job = {name: getattr(p, name) for name in ("training", "cluster", "device", "fabric")}
-    payload, fused = np.array([PAYLOAD]), np.array([False])
-    return Sends(batch=batch_of(p, **layout), payload_bytes=payload, fused=fused, **of_job)
+    return Sends(job=p, batch=batch_of(p, **layout), payload_bytes=np.array([PAYLOAD]))
 
 
 def hop(p: Pricer, stride: float, payload: float = PAYLOAD) -> float:
@@ -63,14 +61,14 @@ def test_megatrons_blocking_sends_launch_anew() -> None:
     p = pricer("megatron")
     assert transport_of(p.training, "1F1B").synchronises
     found = sends(p, pp=4).hop_seconds(4)[0][0]
-    fixed = p.profile.collective_seconds + p.profile.launch_seconds
+    fixed = p.profile.collective_seconds + p.profile.fused_launch_seconds
     assert found == pytest.approx([hop(p, 8.0) + fixed] * 4)
 
 
 def test_split_sends_carry_a_share_and_are_gathered_behind() -> None:
     """Megatron of 2022 splits over TP ranks unless sequence parallelism did: then all is sent."""
     p = pricer("megatron", trainer_version="2022-06")
-    fixed = p.profile.collective_seconds + p.profile.launch_seconds
+    fixed = p.profile.collective_seconds + p.profile.fused_launch_seconds
     gathered = collective_of(p, "all-gather", PAYLOAD, 4)[0]
     split = sends(p, pp=4, tp=4, sequence_parallel=False).hop_seconds(4)[0][0]
     assert split == pytest.approx([hop(p, 8.0, PAYLOAD / 4) + fixed + gathered] * 4)

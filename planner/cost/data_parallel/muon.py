@@ -4,7 +4,6 @@ Letters: U layouts that differ in `sharding.KEY`. (K, U): the model's distinct l
 then the embedding and the head, which AdamW updates.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,9 +31,6 @@ GATHERED_BYTES, GRAM_BYTES = 4.0, 2.0
 # Emerging-Optimizers 0.2 to 0.4 orthogonalized_optimizer.py (step), muon_utils.py. Seconds of one:
 # judgement, between the 5 and 10 us of an eager call.
 CALLS, CALL_SECONDS = 25.0, 8e-6
-
-# (operation, payload in bytes (K + 2, U), degree, stride) -> seconds
-Collective = Callable[[str, FloatColumn, FloatColumn, FloatColumn], FloatColumn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +93,7 @@ def _matrices(model: ModelSpec, kind: LayerKind, fused_gate: bool) -> tuple[_Mat
     return tuple(found)
 
 
-def update_seconds(
-    job: PreparedJob, batch: LayoutBatch, shard: FloatColumn, collective: Collective
-) -> FloatColumn:
+def update_seconds(job: PreparedJob, batch: LayoutBatch, shard: FloatColumn) -> FloatColumn:
     """Seconds of Newton-Schulz iterations and of their communication, (K + 2, U).
 
     Where a trainer's ranks own no whole matrices, each matrix has one owner, which gets the shards
@@ -112,13 +106,13 @@ def update_seconds(
         return found
     rate = job.device.linear_rate[job.device.half]
     if not job.rules.muon.whole_owners:
-        degree, stride = axes.group("fsdp", batch, job.cluster.rank_order)
+        degree, stride = job.group("fsdp", batch)
         payload = shard * EXCHANGED_BYTES
         payload[-2:] = 0.0
         degree = np.where(batch.zero_stage > 0, degree, 1.0)
         found[:-2] = shard[:-2] * newton_schulz_flops(job.model) / rate
-        return found + 2.0 * collective("all-to-all", payload, degree, stride)
-    for work, owners in _owned(job, batch, collective):
+        return found + 2.0 * job.collective_seconds("all-to-all", payload, (degree, stride))
+    for work, owners in _owned(job, batch):
         launched = CALLS * CALL_SECONDS * work.matrices
         seconds = np.maximum(work.flops / rate, launched) + work.seconds
         busiest = _busiest(job, batch, work.flops, work.largest_flops, owners)
@@ -138,19 +132,17 @@ def owner_shares(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, Flo
     if job.training.optimizer != "muon" or not job.rules.muon.whole_owners:
         return ones, ones
     found = [ones.copy(), ones.copy()]
-    for shares, (work, owners) in zip(found, _owned(job, batch, None), strict=True):
+    for shares, (work, owners) in zip(found, _owned(job, batch), strict=True):
         shares[:-2] = _busiest(job, batch, work.elements, work.largest_elements, owners)
     return found[0], found[1]
 
 
-def _owned(
-    job: PreparedJob, batch: LayoutBatch, collective: Collective | None
-) -> list[tuple[_Work, FloatColumn]]:
+def _owned(job: PreparedJob, batch: LayoutBatch) -> list[tuple[_Work, FloatColumn]]:
     """(work, ranks that share it) outside routed experts, and in them."""
     found = []
     for expert, names in enumerate((("tp", "fsdp"), ("etp", "efsdp"))):
-        cut, owners = (axes.group(name, batch, job.cluster.rank_order) for name in names)
-        work = _work(job, batch, bool(expert), cut, collective)
+        cut, owners = (job.group(name, batch) for name in names)
+        work = _work(job, batch, bool(expert), cut)
         found.append((work, np.where(batch.zero_stage > 0, owners[0], 1.0)))
     return found
 
@@ -168,13 +160,7 @@ def _busiest(
     return np.asarray(np.maximum(1.0, largest.max(axis=0) * owners / stage))
 
 
-def _work(
-    job: PreparedJob,
-    batch: LayoutBatch,
-    expert: bool,
-    cut: tuple[FloatColumn, FloatColumn],
-    collective: Collective | None,
-) -> _Work:
+def _work(job: PreparedJob, batch: LayoutBatch, expert: bool, cut: axes.Group) -> _Work:
     model, muon = job.model, job.rules.muon
     mode = job.training.muon_tp_mode or muon.tp_mode
     assert mode is not None, f"{job.rules.name} has owners of matrices and no mode"
@@ -200,9 +186,9 @@ def _work(
             flops[k] += copies * each
             most_elements[k] = np.maximum(most_elements[k], own_rows * own_cols)
             most_flops[k] = np.maximum(most_flops[k], each)
-            if sent is not None and collective is not None:
+            if sent is not None:
                 operation, payload, times = sent
-                seconds[k] += copies * times * collective(operation, payload[None], *cut)[0]
+                seconds[k] += copies * times * job.collective_seconds(operation, payload, cut)
     return _Work(
         matrices=counts,
         elements=elements,

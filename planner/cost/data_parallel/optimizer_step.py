@@ -12,12 +12,10 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.layer.quantisation import TRANSPOSING, gathers_low, stored_low
 from planner.cost.memory.peak import SCALES_WITH_MASTER
-from planner.cost.network.collectives import collective_seconds
 from planner.cost.prepared_job import PreparedJob
 from planner.precision import TWO_BYTES, column
 from planner.specs.training import OPTIMIZER_STATE_BYTES, VOCABULARY_STATE_BYTES
 from planner.units import GIGA
-from planner.work import axes
 from planner.work.quantised import quantised_model
 
 # Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket
@@ -187,14 +185,6 @@ def small_reductions(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
         ("tp", norm + scales),
         ("pp", np.full(len(batch), norm)),
     ):
-        degree, stride = axes.group(axis, batch, job.cluster.rank_order)
-        total = total + count * collective_seconds(
-            "all-reduce",
-            payload,
-            degree,
-            stride,
-            job.fabric,
-            base_seconds=job.profile.collective_seconds,
-            nvls_gain=job.profile.nvls_gain,
-        )
+        group = job.group(axis, batch)
+        total = total + count * job.collective_seconds("all-reduce", payload, group)
     return total

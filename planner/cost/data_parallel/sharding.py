@@ -18,9 +18,6 @@ from planner.cost.data_parallel.unit_elements import (
     wire_bytes,
 )
 from planner.cost.layer.quantisation import gathers_low, stored_low
-from planner.cost.machine.profile import Profile
-from planner.cost.network.collectives import collective_seconds
-from planner.cost.network.topology import Fabric
 from planner.cost.prepared_job import PreparedJob
 from planner.precision import column
 from planner.work import axes
@@ -98,14 +95,13 @@ class ShardCall:
     payload: bytes of one, 0 where there is none.
     seconds: of one.
     times: how many are asked for where a unit is gathered or reduced once.
-    degree, stride (U,): of its groups.
+    group: its ranks.
     """
 
     part: str
     operation: str
     payload: FloatColumn
-    degree: FloatColumn
-    stride: FloatColumn
+    group: axes.Group
     seconds: FloatColumn
     times: FloatColumn | float = 1.0
 
@@ -118,7 +114,6 @@ def unit_shards(job: PreparedJob, batch: LayoutBatch) -> UnitShards:
     remain besides EP.
     """
     dense, expert = unit_parameters(job.model, batch)
-    seconds = _Seconds(job.fabric, job.profile)
     quantised = quantised_shares(job.model, batch, job.recipes)
     wires = wire_bytes(job, batch, quantised)
     calls = shard_calls(job, batch)
@@ -131,7 +126,7 @@ def unit_shards(job: PreparedJob, batch: LayoutBatch) -> UnitShards:
     pads = job.rules.muon.pads_owners
     low = dense * quantised[0] + expert * quantised[1]
     copies = optimizer_step.copy_bytes(job, batch, stored_low(batch, job.recipes))
-    fsdp = axes.group("fsdp", batch, job.cluster.rank_order)
+    fsdp = job.group("fsdp", batch)
     layers = dense[:-2] + expert[:-2] * batch.ep / max(job.model.num_experts, 1)
     return UnitShards(
         local=dense + expert,
@@ -147,7 +142,7 @@ def unit_shards(job: PreparedJob, batch: LayoutBatch) -> UnitShards:
         **_buffer_copies(job, batch, (dense, expert), wires),
         **_offload(job, batch, shard),
         update_seconds=optimizer_step.update_seconds(job, batch, shard, low)
-        + muon.update_seconds(job, batch, shard, seconds),
+        + muon.update_seconds(job, batch, shard),
         sum_seconds=job.device.moved_seconds(
             (dense + expert) * optimizer_step.sum_bytes(job, batch)
         ),
@@ -158,7 +153,6 @@ def unit_shards(job: PreparedJob, batch: LayoutBatch) -> UnitShards:
 def shard_calls(job: PreparedJob, batch: LayoutBatch) -> list[ShardCall]:
     """The collectives that gather parameters and reduce gradients; see `unit_shards`."""
     dense, expert = unit_parameters(job.model, batch)
-    seconds = _Seconds(job.fabric, job.profile)
     quantised = quantised_shares(job.model, batch, job.recipes)
     found: list[ShardCall] = []
     if job.rules.muon.pads_owners:
@@ -170,15 +164,14 @@ def shard_calls(job: PreparedJob, batch: LayoutBatch) -> list[ShardCall]:
         (("fsdp", "ddp"), ("efsdp", "eddp")),
         strict=True,
     ):
-        groups = [axes.group(name, batch, job.cluster.rank_order) for name in (*names, "replicate")]
-        gather, scatter, replicate = _sharded(batch, parameters, wire, groups, seconds)
+        groups = [job.group(name, batch) for name in (*names, "replicate")]
+        gather, scatter, replicate = _sharded(job, batch, parameters, wire, groups)
         if job.training.optimizer == "muon" and job.rules.muon.reduces_whole:
-            whole, degree, stride = scatter.payload, scatter.degree, scatter.stride
-            scatter = seconds.call("scatter", "all-reduce", whole, degree, stride)
+            scatter = _call(job, "scatter", "all-reduce", scatter.payload, scatter.group)
         if job.rules.whole_owners:
-            gather, scatter = _by_owners(job, batch, parameters, wire, groups[0], seconds)
+            gather, scatter = _by_owners(job, batch, parameters, wire, groups[0])
         found += [gather, scatter, replicate]
-    return [*found, *_scales_of_shards(job, batch, quantised[0], seconds)]
+    return [*found, *_scales_of_shards(job, batch, quantised[0])]
 
 
 def _casts_of_shards(
@@ -203,7 +196,7 @@ def _casts_of_shards(
 
 
 def _scales_of_shards(
-    job: PreparedJob, batch: LayoutBatch, quantised: FloatColumn, seconds: "_Seconds"
+    job: PreparedJob, batch: LayoutBatch, quantised: FloatColumn
 ) -> list[ShardCall]:
     """All-reduces of the scale of each weight that is gathered quantised.
 
@@ -212,12 +205,11 @@ def _scales_of_shards(
     low = gathers_low(batch, job.recipes)
     if not (job.rules.sharding.casts_shards and low.any()):
         return []
-    degree, stride = axes.group("fsdp", batch, job.cluster.rank_order)
     own = low & (column("gather_amax", batch.precision, job.recipes) > 0)
     weights = quantised_model(job.model, job.recipes).weights[:, batch.precision]
     counts = np.vstack([weights, np.zeros((2, len(batch)))])
     payload = np.where((quantised > 0) & own, SCALE_BYTES, 0.0)
-    return [seconds.call("gather", "all-reduce", payload, degree, stride, counts)]
+    return [_call(job, "gather", "all-reduce", payload, job.group("fsdp", batch), counts)]
 
 
 def _buffer_copies(
@@ -238,7 +230,7 @@ def _buffer_copies(
     gathered, reduced = np.zeros_like(parameters[0]), np.zeros_like(parameters[0])
     if job.rules.sharding.copies_buffers:
         for count, wire, axis in zip(parameters, wires, ("fsdp", "efsdp"), strict=True):
-            degree, _ = axes.group(axis, batch, job.cluster.rank_order)
+            degree, _ = job.group(axis, batch)
             sharded = count * ((batch.zero_stage > 0) & (degree > 1))
             again = (axis == "efsdp") & (degree * batch.ep > job.model.num_experts)
             second = 2.0 * batch.param_bytes * again
@@ -265,11 +257,11 @@ def _offload(job: PreparedJob, batch: LayoutBatch, shard: FloatColumn) -> dict[s
 
 
 def _sharded(
+    job: PreparedJob,
     batch: LayoutBatch,
     parameters: FloatColumn,
     wire: FloatColumn,
-    groups: list[tuple[FloatColumn, FloatColumn]],
-    seconds: "_Seconds",
+    groups: list[axes.Group],
 ) -> tuple[ShardCall, ShardCall, ShardCall]:
     """The gather, the scatter and the replica all-reduce of parameters.
 
@@ -282,9 +274,9 @@ def _sharded(
     reduced = parameters * batch.reduce_bytes
     apart = np.where(sharding, replica_stride, whole_stride)
     return (
-        seconds.call("gather", "all-gather", parameters * wire, degree, shard_stride),
-        seconds.call("scatter", "reduce-scatter", reduced, degree, shard_stride),
-        seconds.call("replicate", "all-reduce", reduced / degree, replicas, apart),
+        _call(job, "gather", "all-gather", parameters * wire, (degree, shard_stride)),
+        _call(job, "scatter", "reduce-scatter", reduced, (degree, shard_stride)),
+        _call(job, "replicate", "all-reduce", reduced / degree, (replicas, apart)),
     )
 
 
@@ -293,8 +285,7 @@ def _by_owners(
     batch: LayoutBatch,
     parameters: FloatColumn,
     wire: FloatColumn,
-    group: tuple[FloatColumn, FloatColumn],
-    seconds: "_Seconds",
+    group: axes.Group,
 ) -> tuple[ShardCall, ShardCall]:
     """The gather and the scatter where every rank owns whole parameters.
 
@@ -315,45 +306,19 @@ def _by_owners(
         whole = (counts * payload).sum(axis=0) / batch.pp
         owned = np.broadcast_to(whole / np.maximum(degree, 1.0), payload.shape)
         times = degree * payload / np.maximum(whole, 1e-30)
-        out.append(seconds.call(part, operation, owned, degree, stride, times))
+        out.append(_call(job, part, operation, owned, (degree, stride), times))
     return out[0], out[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seconds:
-    fabric: Fabric
-    profile: Profile
-
-    def __call__(
-        self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn
-    ) -> FloatColumn:
-        """Seconds (K + 2, U) for payloads (K + 2, U); an empty unit costs nothing."""
-        seconds = collective_seconds(
-            operation,
-            payload,
-            degree,
-            stride,
-            self.fabric,
-            base_seconds=self.profile.collective_seconds,
-            nvls_gain=self.profile.nvls_gain,
-        )
-        return np.where(payload > 0, seconds, 0.0)
-
-    def call(
-        self,
-        part: str,
-        operation: str,
-        payload: FloatColumn,
-        degree: FloatColumn,
-        stride: FloatColumn,
-        times: FloatColumn | float = 1.0,
-    ) -> ShardCall:
-        return ShardCall(
-            part=part,
-            operation=operation,
-            payload=payload,
-            degree=degree,
-            stride=stride,
-            seconds=self(operation, payload, degree, stride),
-            times=times,
-        )
+def _call(
+    job: PreparedJob,
+    part: str,
+    operation: str,
+    payload: FloatColumn,
+    group: axes.Group,
+    times: FloatColumn | float = 1.0,
+) -> ShardCall:
+    seconds = job.collective_seconds(operation, payload, group)
+    return ShardCall(
+        part=part, operation=operation, payload=payload, group=group, seconds=seconds, times=times
+    )

@@ -18,7 +18,7 @@ from planner.specs.training import TrainingSpec
 from planner.trainers.attention import library
 from planner.trainers.base import TrainerRules
 from planner.trainers.tp_overlap import Mechanism
-from planner.work.axes import group
+from planner.work.axes import Group, group
 from planner.work.ops import Attention, Collective, Gemm, Tensor
 
 AXES = ("tp", "cp", "ep")
@@ -82,7 +82,7 @@ class CostContext:
         )
         return seconds_along(lines, payload, degree, profile.collective_seconds)
 
-    def group(self, axis: str) -> tuple[FloatColumn, FloatColumn]:
+    def group(self, axis: str) -> Group:
         """(degree, stride) of a group of this axis, (U,) each; see `axes.group`."""
         return self.remembered(("group", axis), lambda: group(axis, self.batch, self.rank_order))
 

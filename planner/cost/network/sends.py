@@ -9,15 +9,13 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.columns.table import Table
-from planner.cost.machine.device import Device
-from planner.cost.network.collectives import collective_seconds, send_seconds
-from planner.cost.network.topology import Fabric
+from planner.cost.layer.trainer_kernels import fused_kernels
+from planner.cost.network.collectives import send_seconds
+from planner.cost.prepared_job import PreparedJob
 from planner.schedules import SCHEDULES
-from planner.specs.cluster import ClusterSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import Transport
-from planner.work import axes
 
 
 def transport_of(training: TrainingSpec, schedule: str) -> Transport:
@@ -41,16 +39,11 @@ class Sends(Table):
     """Columns on which the sends of N layouts depend.
 
     payload_bytes (N,): activation that one rank holds at a stage boundary.
-    fused (N,): whether kernels are fused, which decides how long a launch takes.
     """
 
+    job: PreparedJob
     batch: LayoutBatch
     payload_bytes: FloatColumn
-    fused: BoolColumn
-    training: TrainingSpec
-    cluster: ClusterSpec
-    device: Device
-    fabric: Fabric
 
     def mean_seconds(self) -> FloatColumn:
         """Seconds of one hop to the next rank, (N,), the mean over the pipeline's p - 1.
@@ -58,7 +51,7 @@ class Sends(Table):
         0 without a pipeline.
         """
         shared = send_seconds(
-            self.on_wire(), self._stride(), self.fabric, degree=self.batch.pp.astype(np.float64)
+            self.on_wire(), self._stride(), self.job.fabric, degree=self.batch.pp.astype(np.float64)
         )
         return np.where(self.batch.pp > 1, shared + self._around(), 0.0)
 
@@ -71,9 +64,9 @@ class Sends(Table):
         """
         level = self.levels(num_ranks)
         stride, wire = self._stride(), self.on_wire()
-        below = np.concatenate([[1.0], self.fabric.gpus[:-1]])
+        below = np.concatenate([[1.0], self.job.fabric.gpus[:-1]])
         by_level = np.array(
-            [send_seconds(wire, np.maximum(stride, inner), self.fabric) for inner in below]
+            [send_seconds(wire, np.maximum(stride, inner), self.job.fabric) for inner in below]
         )
         alone = np.take_along_axis(by_level.T, level, axis=1)
         shares = (level == np.roll(level, 1, axis=1)) | (level == np.roll(level, -1, axis=1))
@@ -88,7 +81,9 @@ class Sends(Table):
         """
         place = self._stride()[:, None] * np.arange(num_ranks)
         after = np.roll(place, -1, axis=1)
-        apart = [np.floor(place / gpus) != np.floor(after / gpus) for gpus in self.fabric.gpus[:-1]]
+        apart = [
+            np.floor(place / gpus) != np.floor(after / gpus) for gpus in self.job.fabric.gpus[:-1]
+        ]
         return (
             np.sum(apart, axis=0, dtype=np.int64)
             if apart
@@ -96,14 +91,14 @@ class Sends(Table):
         )
 
     def _stride(self) -> FloatColumn:
-        return axes.group("pp", self.batch, self.cluster.rank_order)[1]
+        return self.job.group("pp", self.batch)[1]
 
     def _by_schedule(self, field: str) -> BoolColumn:
         codes = self.batch.pp_schedule
         named = np.zeros(len(SCHEDULES), dtype=np.bool_)
         for code in np.flatnonzero(np.bincount(codes)):
             schedule = SCHEDULES.of_code(int(code)).name
-            named[code] = getattr(transport_of(self.training, schedule), field)
+            named[code] = getattr(transport_of(self.job.training, schedule), field)
         return named[codes]
 
     def _splits(self) -> BoolColumn:
@@ -124,20 +119,18 @@ class Sends(Table):
 
         The trainer's own, gathering what was split, and launching anew after a synchronisation.
         """
-        profile = self.device.profile
+        profile = self.job.profile
         seconds = np.full(len(self.batch), profile.collective_seconds)
         splits, synchronises = self._splits(), self._by_schedule("synchronises")
         if splits.any():
-            degree, stride = axes.group("tp", self.batch, self.cluster.rank_order)
-            own = profile.collective_seconds
-            gathered = collective_seconds(
-                "all-gather", self.payload_bytes, degree, stride, self.fabric, base_seconds=own
-            )
+            group = self.job.group("tp", self.batch)
+            gathered = self.job.collective_seconds("all-gather", self.payload_bytes, group)
             seconds += np.where(splits, gathered, 0.0)
-        if synchronises.any():
+        if synchronises.any():  # kernels that are fused take longer to launch
+            fused = fused_kernels(self.batch, self.job.rules)
             seconds += np.where(
                 synchronises,
-                np.where(self.fused, profile.fused_launch_seconds, profile.launch_seconds),
+                np.where(fused, profile.fused_launch_seconds, profile.launch_seconds),
                 0.0,
             )
         return seconds
