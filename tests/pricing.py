@@ -8,6 +8,7 @@ import pytest
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel import sharding
+from planner.cost.layer.forward_backward_overlap import PairColumns
 from planner.cost.loads import Loads
 from planner.cost.machine.knobs import Calibration
 from planner.cost.network.collectives import collective_seconds
@@ -148,6 +149,19 @@ STAGE_COLUMNS = (
     "forward_seconds_CS", "input_grad_seconds_CS", "weight_grad_seconds_CS", "send_seconds_CS",
     "saved_bytes_CS",
 )  # fmt: skip
+
+
+def pairs_of(
+    forward_wire: FloatColumn, backward_wire: FloatColumn, forward_cover: FloatColumn,
+    backward_cover: FloatColumn, *, slowdown: float,
+) -> PairColumns:  # fmt: skip
+    """Pairs whose communication is of TP alone."""
+    nothing = 0.0 * forward_wire
+    return PairColumns(
+        forward_tp=forward_wire, forward_ep=nothing, backward_tp=backward_wire,
+        backward_ep=nothing, forward_cover=forward_cover, backward_cover=backward_cover,
+        slowdown=slowdown,
+    )  # fmt: skip
 
 
 def stage_costs(*columns: np.ndarray) -> StageCosts:

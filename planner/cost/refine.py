@@ -15,7 +15,6 @@ from planner.cost.network.sends import transport_of
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.pipeline.simulate import (
-    PairSeconds,
     SimulatedPipeline,
     Simulation,
     StageCosts,
@@ -181,7 +180,6 @@ def _stage_costs(
     )
     s = prices.stage_seconds
     at = s.at[rows]
-    pairs = pair_columns(s.costs, at, pricer.profile)
 
     def on_stages(field: FloatColumn) -> FloatColumn:
         return np.tile(np.einsum("csk,kc->cs", units_CSK, field), (len(send_scales), 1))
@@ -207,13 +205,7 @@ def _stage_costs(
         redone_seconds_CS=on_stages(s.costs.redone_seconds[:, at]),
         saved_bytes_CS=on_stages(s.costs.saved_bytes[:, at]) + boundary,
         weight_grad_bytes_CS=on_stages(s.costs.held_bytes[:, at]) + boundary,
-        pair=PairSeconds(
-            forward_wire_CS=on_stages(pairs.forward_wire),
-            backward_wire_CS=on_stages(pairs.backward_wire),
-            forward_cover_CS=on_stages(pairs.forward_cover),
-            backward_cover_CS=on_stages(pairs.backward_cover),
-            slowdown=pairs.slowdown,
-        ),
+        pair=pair_columns(s.costs, at, pricer.profile).of_stages(on_stages),
     )
 
 

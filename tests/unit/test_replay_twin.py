@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from planner.cost.pipeline.event_simulation import replay
 from planner.cost.pipeline.simulate import compiled
-from planner.cost.pipeline.stage_costs import PairSeconds, StageCosts
+from planner.cost.pipeline.stage_costs import StageCosts
 from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, leaves
 from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import IDEAL, Transport
 from tests.conftest import needed
+from tests.pricing import pairs_of
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
 SHAPES = [
@@ -58,9 +59,7 @@ class Costs:
             forward_seconds_CS=self.forward[None], input_grad_seconds_CS=self.input_grad[None],
             weight_grad_seconds_CS=self.weight_grad[None], send_seconds_CS=self.send[None],
             crowded_seconds_CS=2.0 * self.send[None], saved_bytes_CS=one,
-            pair=PairSeconds(forward_wire_CS=self.wire[0][None],
-                backward_wire_CS=self.wire[1][None], forward_cover_CS=self.cover[0][None],
-                backward_cover_CS=self.cover[1][None], slowdown=0.25),
+            pair=pairs_of(*(one[None] for one in (*self.wire, *self.cover)), slowdown=0.25),
         )  # fmt: skip
 
 

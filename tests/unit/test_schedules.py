@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from planner.cost.pipeline.simulate import PairSeconds, Simulation, StageCosts, compiled, replay
+from planner.cost.pipeline.simulate import Simulation, StageCosts, compiled, replay
 from planner.errors import UnknownNameError
 from planner.schedules import (
     SCHEDULES,
@@ -21,6 +21,7 @@ from planner.schedules.base import Exposed
 from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import IDEAL, Transport
 from tests.orders import compile_order
+from tests.pricing import pairs_of
 
 SIZES = list(itertools.product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
 Size = tuple[int, int, int]
@@ -40,8 +41,7 @@ def uniform(
         forward_seconds_CS=forward, input_grad_seconds_CS=input_grad,
         weight_grad_seconds_CS=weight_grad, send_seconds_CS=send, crowded_seconds_CS=send * 2.0,
         saved_bytes_CS=ones / v, weight_grad_bytes_CS=share / v,
-        pair=PairSeconds(forward_wire_CS=saved, backward_wire_CS=ones * 0.0,
-            forward_cover_CS=ones, backward_cover_CS=ones, slowdown=0.0),
+        pair=pairs_of(saved, ones * 0.0, ones, ones, slowdown=0.0),
     )  # fmt: skip
     return replay(compiled(entry, pp, v, m, how), costs, num_microbatches=m)
 

@@ -1,6 +1,7 @@
 """How much communication an overlapped forward and backward of two microbatches hide.
 
-Letters: K + 2 units (layers by kind, embedding, head), N layouts, U distinct layouts.
+Letters: K + 2 units (layers by kind, embedding, head), N layouts, U distinct layouts, C candidates
+of a simulation, S stages, P pairs.
 A profile's `pair_tp_hidden` and `pair_ep_hidden` are shares: how much of the exposed TP and EP
 communication runs under the partner's compute. A backward hides its own exchanges; those of
 recomputed forwards come all at once and stay exposed.
@@ -8,7 +9,9 @@ Sources: DeepSeek-V3 report, section 3.2.1 (DualPipe); torchtitan/distributed/du
 (overlap_callback: the two threads alternate compute and exchange of experts).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +23,7 @@ from planner.cost.machine.profile import Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairColumns:
-    """Seconds of one microbatch on each unit, (K + 2, N).
+    """Seconds of one microbatch on each unit, (K + 2, N), or on each stage, (C, S).
 
     forward_tp, forward_ep, backward_tp, backward_ep: communication that may hide.
     forward_cover, backward_cover: compute under which the partner's communication may hide.
@@ -42,6 +45,25 @@ class PairColumns:
     @property
     def backward_wire(self) -> FloatColumn:
         return self.backward_tp + self.backward_ep
+
+    def of_stages(self, on_stages: Callable[[FloatColumn], FloatColumn]) -> "PairColumns":
+        columns: dict[str, Any] = {
+            one.name: on_stages(getattr(self, one.name))
+            for one in fields(self)
+            if one.name != "slowdown"
+        }
+        return replace(self, **columns)
+
+    def saved_CP(self, forward: IntColumn, backward: IntColumn) -> FloatColumn:
+        """Seconds that each pair takes less than its two parts one after the other.
+
+        forward, backward (P,): stages of each pair's forward and backward.
+        saved = (1 - slowdown) (min(wire of the forward, compute of the backward)
+                                + min(wire of the backward, compute of the forward))
+        """
+        hidden = np.minimum(self.forward_wire[:, forward], self.backward_cover[:, backward])
+        hidden += np.minimum(self.backward_wire[:, backward], self.forward_cover[:, forward])
+        return np.asarray((1.0 - self.slowdown) * hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from planner.cost.pipeline.event_simulation import (
 )
 from planner.cost.pipeline.lowering import lower
 from planner.cost.pipeline.recently_used import RecentlyUsed
-from planner.cost.pipeline.stage_costs import PairSeconds, StageCosts
+from planner.cost.pipeline.stage_costs import StageCosts
 from planner.schedules.base import Schedule
 from planner.trainers.transports import IDEAL, Transport
 
@@ -202,6 +202,6 @@ def _put(answer: Simulation, rows: NDArray[np.int64], found: Simulation) -> None
 
 
 __all__ = [
-    "CompiledSchedule", "PairSeconds", "SimulatedPipeline", "Simulation", "StageCosts",
+    "CompiledSchedule", "SimulatedPipeline", "Simulation", "StageCosts",
     "Timeline", "compiled", "replay", "settled", "simulate",
 ]  # fmt: skip

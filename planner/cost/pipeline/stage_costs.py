@@ -1,4 +1,4 @@
-"""Seconds and bytes of one microbatch on each stage. Letters: C candidates, S stages, P pairs."""
+"""Seconds and bytes of one microbatch on each stage. Letters: C candidates, S stages."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -6,42 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.layer.forward_backward_overlap import PairColumns
 from planner.cost.pipeline.order_parts import Rows
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairSeconds:
-    """Communication of each other that an overlapped forward and backward hide. Arrays (C, S).
-
-    forward_wire_CS, backward_wire_CS: seconds of communication of one microbatch that may hide
-        under the partner's compute.
-    forward_cover_CS, backward_cover_CS: seconds of compute under which the partner's communication
-        may hide.
-    slowdown: compute seconds lost per second of hidden communication.
-    """
-
-    forward_wire_CS: Floats
-    backward_wire_CS: Floats
-    forward_cover_CS: Floats
-    backward_cover_CS: Floats
-    slowdown: float
-
-    def saved_CP(self, forward: Rows, backward: Rows) -> Floats:
-        """Seconds that each pair takes less than its two parts one after the other.
-
-        forward, backward (P,): stages of each pair's forward and backward.
-        saved = (1 - slowdown) (min(wire of the forward, compute of the backward)
-                                + min(wire of the backward, compute of the forward))
-        """
-        under_backward = np.minimum(
-            self.forward_wire_CS[:, forward], self.backward_cover_CS[:, backward]
-        )
-        under_forward = np.minimum(
-            self.backward_wire_CS[:, backward], self.forward_cover_CS[:, forward]
-        )
-        return np.asarray((1.0 - self.slowdown) * (under_backward + under_forward))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +33,7 @@ class StageCosts:
     crowded_seconds_CS: Floats | None = None
     weight_grad_bytes_CS: Floats | None = None
     redone_seconds_CS: Floats | None = None
-    pair: PairSeconds | None = None
+    pair: PairColumns | None = None
 
     def __post_init__(self) -> None:
         shape = self.forward_seconds_CS.shape
@@ -86,7 +54,7 @@ class StageCosts:
         return replace(self, **_columns_at(self, rows), pair=pair)
 
 
-def _columns_at(record: StageCosts | PairSeconds, rows: Rows) -> dict[str, Any]:
+def _columns_at(record: StageCosts | PairColumns, rows: Rows) -> dict[str, Any]:
     return {
         f.name: column[rows]
         for f in fields(record)
