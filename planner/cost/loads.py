@@ -6,11 +6,12 @@ Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedd
 T pipelines with their numbers of microbatches.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch, groups
+from planner.columns.table import Table
 from planner.cost.pipeline.schedule_columns import schedule_rows
 from planner.cost.pipeline.stages import RankLayers
 from planner.schedules import Schedule
@@ -21,7 +22,7 @@ BESIDE = ("optimizer_in_backward", "activation_offload_layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loads:
+class Loads(Table):
     """L loads; all columns are (L,) if not said.
 
     batch: of each a layout that has it, whose schedule and stages do not count.
@@ -102,51 +103,6 @@ class RankLoads:
         pipes: units of ranks by pipeline, and each layout's pipeline.
         """
         held, at_pipe = pipes
-        work = _Work.of(batch, m, at_unit, at_shard, pipes)
-        num_ranks, num_units, num_pipes = held.units.shape
-        each = held.units.transpose(1, 0, 2).reshape(num_units, num_ranks * num_pipes)
-        of_ranks, at_rank = work.loads(
-            each, np.arange(num_ranks * num_pipes).reshape(num_ranks, -1)
-        )
-        if num_ranks == 1 and (held.units[0] == held.mean_units).all():
-            of_means, at_mean = of_ranks, at_rank[0]
-        else:
-            of_means, at_mean = work.loads(held.mean_units, np.arange(num_pipes))
-        return cls(
-            of_ranks=of_ranks,
-            at_rank=at_rank,
-            of_means=of_means,
-            at_mean=at_mean,
-            pipelines=_pipelines(batch, held, at_pipe, work),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """Distinct ways in which layouts run their units: V of them.
-
-    first (V,): a layout of each. at (N,): each layout's way. at_pipe (N,): its pipeline.
-    """
-
-    batch: LayoutBatch
-    m: FloatColumn
-    at_unit: IntColumn
-    at_shard: IntColumn
-    spared: FloatColumn
-    first: IntColumn
-    at: IntColumn
-    at_pipe: IntColumn
-
-    @classmethod
-    def of(
-        cls,
-        batch: LayoutBatch,
-        m: FloatColumn,
-        at_unit: IntColumn,
-        at_shard: IntColumn,
-        pipes: tuple[RankLayers, IntColumn],
-    ) -> "_Work":
-        held, at_pipe = pipes
         spared = np.zeros(len(batch))
         beside = [getattr(batch, name) for name in BESIDE]
         if (batch.ac_kind == BLOCK).any():
@@ -154,55 +110,69 @@ class _Work:
             others = held.units[:, :kinds].sum(axis=1).min(axis=0)[at_pipe] / batch.virtual_stages
             spared = np.minimum(np.floor(others), 2.0)
             beside += [batch.ac_value, spared]
-        codes = at_unit * (at_shard.max() + 1) + at_shard
-        differ = [column for column in beside if (column != column[0]).any()]
-        if differ:
-            distinct, inverse = groups.unique_rows(differ)
-            codes = codes * len(distinct) + inverse
-        first, at = groups.unique_rows([codes])
+        nothing = np.zeros((0, len(batch)))
+        layouts = Loads(
+            batch=batch, m=m, units=nothing, at_unit=at_unit, at_shard=at_shard, spared=spared
+        )
+        first, way = _ways(at_unit * (at_shard.max() + 1) + at_shard, beside)
+        ways = layouts.take(first)
+        num_ranks, num_units, num_pipes = held.units.shape
+        each = held.units.transpose(1, 0, 2).reshape(num_units, num_ranks * num_pipes)
+        places = np.arange(num_ranks * num_pipes).reshape(num_ranks, -1).take(at_pipe, axis=1)
+        of_ranks, at_rank = _distinct(ways, way, each, places)
+        if num_ranks == 1 and (held.units[0] == held.mean_units).all():
+            of_means, at_mean = of_ranks, at_rank[0]
+        else:
+            of_means, at_mean = _distinct(ways, way, held.mean_units, at_pipe)
         return cls(
-            batch=batch,
-            m=m,
-            at_unit=at_unit,
-            at_shard=at_shard,
-            spared=spared,
-            first=first,
-            at=at,
-            at_pipe=at_pipe,
+            of_ranks=of_ranks,
+            at_rank=at_rank,
+            of_means=of_means,
+            at_mean=at_mean,
+            pipelines=_pipelines(layouts, held, at_pipe, (ways.m, way)),
         )
 
-    def loads(self, units: FloatColumn, places: IntColumn) -> tuple[Loads, IntColumn]:
-        """(distinct loads, the load at each place of each layout (..., N)).
 
-        units (K + 2, H): what may be held.
-        places (..., P): which of them, at each place of each pipeline.
-        """
-        distinct, inverse = groups.unique_rows(list(units))
-        codes = inverse[places].take(self.at_pipe, axis=-1)
-        codes += self.at * len(distinct)
-        found, at = groups.unique_rows([codes.ravel()])
-        way, what = np.divmod(codes.ravel()[found], len(distinct))
-        first = self.first.take(way)
-        loads = Loads(
-            batch=self.batch.take(first),
-            m=self.m.take(first),
-            units=at_rows(units, distinct.take(what)),
-            at_unit=self.at_unit.take(first),
-            at_shard=self.at_shard.take(first),
-            spared=self.spared.take(first),
-        )
-        return loads, at.reshape(codes.shape)
+def _ways(codes: IntColumn, beside: list[Column]) -> tuple[IntColumn, IntColumn]:
+    """(a layout of each way in which layouts run their units (V,), each layout's way (N,)).
+
+    codes (N,): their rows of units and of shards. beside (N,): what else they depend on.
+    """
+    differ = [column for column in beside if (column != column[0]).any()]
+    if differ:
+        distinct, inverse = groups.unique_rows(differ)
+        codes = codes * len(distinct) + inverse
+    return groups.unique_rows([codes])
 
 
-def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _Work) -> Pipelines:
-    counts, inverse = groups.unique_rows([work.m[work.first]])
-    codes = at_pipe * len(counts) + inverse.take(work.at)
-    first, at = groups.unique_rows([codes])
-    pipe, rows = at_pipe[first], batch.take(first)
+def _distinct(
+    ways: Loads, way: IntColumn, units: FloatColumn, places: IntColumn
+) -> tuple[Loads, IntColumn]:
+    """(distinct loads, the load at each place of each layout (..., N)).
+
+    ways: loads of V layouts, without units. way (N,): each layout's.
+    units (K + 2, H): what may be held. places (..., N): which of them.
+    """
+    distinct, inverse = groups.unique_rows(list(units))
+    codes = inverse[places] + way * len(distinct)
+    found, at = groups.unique_rows([codes.ravel()])
+    row, what = np.divmod(codes.ravel()[found], len(distinct))
+    loads = replace(ways.take(row), units=at_rows(units, distinct.take(what)))
+    return loads, at.reshape(codes.shape)
+
+
+def _pipelines(
+    layouts: Loads, held: RankLayers, at_pipe: IntColumn, of_ways: tuple[FloatColumn, IntColumn]
+) -> Pipelines:
+    """The pipelines of N layouts; of_ways: microbatches of each way, each layout's way."""
+    m, way = of_ways
+    counts, inverse = groups.unique_rows([m])
+    first, at = groups.unique_rows([at_pipe * len(counts) + inverse.take(way)])
+    pipe, rows = at_pipe[first], layouts.batch.take(first)
     return Pipelines(
         batch=rows,
         schedules=schedule_rows(rows),
-        m=work.m[first],
+        m=layouts.m[first],
         rank=held.rank[:, pipe],
         tables=held.units[:, -2, pipe],
         heads=held.units[:, -1, pipe],
