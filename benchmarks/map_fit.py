@@ -99,7 +99,7 @@ def take(data: Data, keep: BoolColumn) -> Data:
             groups.append(replace(group, batch=group.batch.take(inside), rows=rows))
     stacks, units = (
         tuple(name for name, kept in zip(names, keep, strict=True) if kept)
-        for names in (data.stacks, data.units)
+        for names in (data.names.stacks, data.names.units)
     )
     return Data(
         groups=tuple(groups), log_seconds=data.log_seconds[keep], stacks=stacks, units=units

@@ -59,13 +59,12 @@ class Runs:
 class Data:
     """All runs, in groups that are priced together.
 
-    log_seconds (R,): measured. stacks, units (R): their names.
+    log_seconds (R,): measured.
     """
 
     groups: tuple[Runs, ...]
     log_seconds: FloatColumn
-    stacks: tuple[str, ...]
-    units: tuple[str, ...]
+    names: Names
 
     @classmethod
     def of(cls, jobs: Sequence[Job], step_seconds: Sequence[float], *, own: bool = False) -> "Data":
@@ -88,28 +87,20 @@ class Data:
             for rows in places.values()
         ]
         sources = ["" if own else str(job.labels.get("group", row)) for row, job in enumerate(jobs)]
-        stacks = [
-            stack_name(code_of(job.training), job.cluster.gpu.name, source)
-            for job, source in zip(jobs, sources, strict=True)
-        ]
-        units = [
+        trainers = tuple(code_of(job.training) for job in jobs)
+        stacks = tuple(
+            stack_name(trainer, job.cluster.gpu.name, source)
+            for trainer, job, source in zip(trainers, jobs, sources, strict=True)
+        )
+        units = tuple(
             unit_name(stack, layout.precision, job.model)
             for stack, layout, job in zip(stacks, layouts, jobs, strict=True)
-        ]
-        log_seconds = np.log(np.asarray(step_seconds, dtype=np.float64))
-        return cls(
-            groups=tuple(groups), log_seconds=log_seconds, stacks=tuple(stacks), units=tuple(units)
         )
-
-    @property
-    def names(self) -> "Names":
-        places = {int(row): group.job for group in self.groups for row in group.rows}
-        jobs = [places[row] for row in range(len(self.log_seconds))]
-        return Names(
-            trainers=tuple(code_of(job.training) for job in jobs),
-            families=tuple(job.cluster.gpu.family for job in jobs),
-            stacks=self.stacks,
-            units=self.units,
+        families = tuple(job.cluster.gpu.family for job in jobs)
+        return cls(
+            groups=tuple(groups),
+            log_seconds=np.log(np.asarray(step_seconds, dtype=np.float64)),
+            names=Names(trainers=trainers, families=families, stacks=stacks, units=units),
         )
 
 
@@ -144,7 +135,7 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
         gradient=gradient,
         predicted=predict(data, calibration),
         measured=data.log_seconds,
-        units=data.units,
+        units=data.names.units,
     )
 
 

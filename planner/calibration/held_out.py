@@ -103,7 +103,7 @@ class Fitted:
         """
         labels = np.array([row.label(by) for row in self.rows])
         trainers = np.array([code_of(row.job.training) for row in self.rows])
-        units = np.array(self.data.units)
+        units = np.array(self.data.names.units)
         models = np.array([row.job.model.name for row in self.rows])
         found = []
         for label in sorted(set(labels)):
@@ -148,7 +148,7 @@ class Fitted:
             class_of(row.job.model, row.job.cluster.gpu.family) + UNMEASURED * bool(w > 1)
             for row, w in zip(self.rows, wider, strict=True)
         ]
-        missed, units = self.linear.measured - log_seconds, self.data.units
+        missed, units = self.linear.measured - log_seconds, self.data.names.units
         misses = Misses(log_seconds=missed, scales=scale, classes=classes, units=units)
         return misses, solutions
 
@@ -167,7 +167,7 @@ class Fitted:
         chance = np.random.default_rng(SEED)
         found: dict[int, dict[str, list[OwnRuns]]] = {count: {} for count in (0, *OWN_RUNS)}
         for out, solution in zip(folds, solutions, strict=True):
-            units = np.array(self.data.units)
+            units = np.array(self.data.names.units)
             for unit in sorted(set(units[out])):
                 here = out & (units == unit)
                 for count, into in found.items():
@@ -197,7 +197,7 @@ class Fitted:
         log_seconds, spread = self.linear.elsewhere(shared, here)
         doubt = self.kernel_sd[here]
         spread = spread + doubt[:, None] * doubt + self._gpu_sd(out)[here[out]][:, None] ** 2
-        places, unit = np.flatnonzero(here), self.data.units[int(np.argmax(here))]
+        places, unit = np.flatnonzero(here), self.data.names.units[int(np.argmax(here))]
         missed = log_seconds - self.linear.measured[here]
         errors, inside = [], []
         for own in _choices(len(missed), count, chance):
