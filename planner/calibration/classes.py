@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.calibration import student
 from planner.calibration.basis import WIDER
 from planner.columns import BoolColumn, FloatColumn
+from planner.columns.table import Table
 from planner.cost.machine.knobs import Calibration
 from planner.specs.model import ModelSpec
 
@@ -62,7 +64,7 @@ def interval_score(misses: FloatColumn, half_widths: FloatColumn) -> FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Misses:
+class Misses(Table):
     """Runs that were predicted without their source.
 
     log_seconds, scales (R,): log of measured over predicted seconds, and the predicted scale of it.
@@ -71,17 +73,8 @@ class Misses:
 
     log_seconds: FloatColumn
     scales: FloatColumn
-    classes: Sequence[str]
-    units: Sequence[str]
-
-    def take(self, rows: BoolColumn) -> "Misses":
-        at = np.flatnonzero(rows).tolist()
-        return Misses(
-            log_seconds=self.log_seconds[at],
-            scales=self.scales[at],
-            classes=[self.classes[row] for row in at],
-            units=[self.units[row] for row in at],
-        )
+    classes: NDArray[np.str_]
+    units: NDArray[np.str_]
 
     def factors(self) -> dict[str, float]:
         """Factor on the scale by class, drawn towards 1 where the class has few units.
@@ -89,10 +82,10 @@ class Misses:
         Layouts beyond the measured ones are never narrower than those.
         """
         found = {}
-        for name in sorted(set(self.classes)):
-            these = self.take(np.array(self.classes) == name)
+        for name in sorted(set(self.classes.tolist())):
+            these = self.take(self.classes == name)
             best = TRIED[int(np.argmin([these.score(factor) for factor in TRIED]))]
-            units = len(set(these.units))
+            units = len(np.unique(these.units))
             found[name] = round(float(best ** (units / (units + PRIOR_UNITS))), 3)
             if name.endswith(UNMEASURED):  # sorted behind the measured ones
                 least = found.get(name.removesuffix(UNMEASURED), 1.0) / WIDER
@@ -110,11 +103,11 @@ class Misses:
 
         It cannot help a class that one fold holds all runs of.
         """
-        column, names = np.ones(len(self.scales)), np.array(self.classes)
+        column, names = np.ones(len(self.scales)), self.classes
         for out in folds:
             by = self.take(~out).factors()
             column[out] = [by.get(name, 1.0) for name in names[out]]
-        for name in set(self.classes):
+        for name in set(names.tolist()):
             these = self.take(names == name)
             if these.score(column[names == name]) >= these.score(1.0):
                 column[names == name] = 1.0

@@ -148,8 +148,12 @@ class Fitted:
             class_of(row.job.model, row.job.cluster.gpu.family) + UNMEASURED * bool(w > 1)
             for row, w in zip(self.rows, wider, strict=True)
         ]
-        missed, units = self.linear.measured - log_seconds, self.data.names.units
-        misses = Misses(log_seconds=missed, scales=scale, classes=classes, units=units)
+        misses = Misses(
+            log_seconds=self.linear.measured - log_seconds,
+            scales=scale,
+            classes=np.array(classes),
+            units=np.array(self.data.names.units),
+        )
         return misses, solutions
 
     def after_own_runs(self) -> Mapping[int, Mapping[str, OwnRuns]]:

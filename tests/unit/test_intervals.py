@@ -286,7 +286,8 @@ DENSE, EXPERTS = "dense, Hopper and Ampere", "experts, Blackwell"
 
 def misses(log_seconds: FloatColumn, units: list[str], classes: list[str] | None = None) -> Misses:
     scales, alike = np.full(len(log_seconds), 0.1), [DENSE] * len(log_seconds)
-    return Misses(log_seconds=log_seconds, scales=scales, units=units, classes=classes or alike)
+    names = {"units": np.array(units), "classes": np.array(classes or alike)}
+    return Misses(log_seconds=log_seconds, scales=scales, **names)
 
 
 def test_the_score_is_the_width_and_twenty_times_what_lies_outside() -> None:
