@@ -123,11 +123,8 @@ def silent_shards(**given: FloatColumn) -> sharding.UnitShards:
 
 def one_load(batch: LayoutBatch, units: list[float], microbatches: float = 1.0) -> Loads:
     """A rank that holds these units of the one layout."""
-    one, at = np.ones(1), np.zeros(1, dtype=np.int64)
-    held = np.array(units)[:, None]
-    return Loads(
-        batch=batch, m=microbatches * one, units=held, at_unit=at, at_shard=at, spared=0 * one
-    )
+    m, at, held = np.full(1, microbatches), np.zeros(1, dtype=np.int64), np.array(units)[:, None]
+    return Loads(batch=batch, m=m, units=held, at_unit=at, at_shard=at, spared=0 * m)
 
 
 def shards_of(p: Pricer, batch: LayoutBatch) -> sharding.UnitShards:
@@ -151,17 +148,11 @@ STAGE_COLUMNS = (
 )  # fmt: skip
 
 
-def pairs_of(
-    forward_wire: FloatColumn, backward_wire: FloatColumn, forward_cover: FloatColumn,
-    backward_cover: FloatColumn, *, slowdown: float,
-) -> PairColumns:  # fmt: skip
-    """Pairs whose communication is of TP alone."""
-    nothing = 0.0 * forward_wire
-    return PairColumns(
-        forward_tp=forward_wire, forward_ep=nothing, backward_tp=backward_wire,
-        backward_ep=nothing, forward_cover=forward_cover, backward_cover=backward_cover,
-        slowdown=slowdown,
-    )  # fmt: skip
+def pairs_of(*columns: FloatColumn, slowdown: float) -> PairColumns:
+    """Wires of a forward and a backward, of TP alone, and their covers."""
+    names = ("forward_tp", "backward_tp", "forward_cover", "backward_cover")
+    ep = dict.fromkeys(("forward_ep", "backward_ep"), 0.0 * columns[0])
+    return PairColumns(**dict(zip(names, columns, strict=True)), **ep, slowdown=slowdown)
 
 
 def stage_costs(*columns: np.ndarray) -> StageCosts:

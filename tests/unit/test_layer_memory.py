@@ -122,12 +122,8 @@ def test_where_all_are_in_flight_gradients_or_one_microbatch_is_not_there(
         in_flight=3.0, saved_bytes=10.0, boundary_bytes=1.0, all_in_flight=1.0,
     )  # fmt: skip
     assert memory.phase(0, 0) is Phase.LOSS
-    columns = (
-        memory.allocated,
-        memory.moving,
-        memory.parts()["gradients"],
-        memory.parts()["activations"],
-    )
+    parts = memory.parts()
+    columns = memory.allocated, memory.moving, parts["gradients"], parts["activations"]
     expected = [allocated, moving, gradients, moving - 1000]
     assert [column[0, 0] for column in columns] == expected
 
@@ -139,14 +135,8 @@ def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients()
         local=100.0, gathered=100.0, largest_local=40.0, largest_gathered=40.0, shard=25.0,
     )  # fmt: skip
     assert memory.phase(0, 0) is Phase.FIRST_REDUCTION
-    held = [
-        column[0, 0]
-        for column in (
-            memory.parts()["buffers"],
-            memory.parts()["gradients"],
-            memory.parts()["parameters"],
-        )
-    ]
+    names = "buffers", "gradients", "parameters"
+    held = [memory.parts()[name][0, 0] for name in names]
     assert held == [4.0 * 40.0 - 2.0 * 40.0, 400.0, 25.0 * 4.0 + 100.0 * 2.0]
 
 
