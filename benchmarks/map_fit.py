@@ -4,7 +4,8 @@ The knobs are found by Gauss-Newton steps that are halved until they help, the r
 expectation maximisation (`planner.calibration.fit` has the model).
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import compress
 
 import numpy as np
 
@@ -97,10 +98,12 @@ def take(data: Data, keep: BoolColumn) -> Data:
         if inside.any():
             rows = number[group.rows[inside]]
             groups.append(replace(group, batch=group.batch.take(inside), rows=rows))
-    stacks, units = (
-        tuple(name for name, kept in zip(names, keep, strict=True) if kept)
-        for names in (data.names.stacks, data.names.units)
-    )
-    return Data(
-        groups=tuple(groups), log_seconds=data.log_seconds[keep], stacks=stacks, units=units
+    names = {
+        one.name: tuple(compress(getattr(data.names, one.name), keep)) for one in fields(data.names)
+    }
+    return replace(
+        data,
+        groups=tuple(groups),
+        log_seconds=data.log_seconds[keep],
+        names=replace(data.names, **names),
     )

@@ -83,8 +83,8 @@ def test_no_runs_leave_the_priors() -> None:
 @pytest.mark.slow
 def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() -> None:
     """Runs alike from one source and from six: six witnesses count for more than one."""
-    data = made_with(0.15)
-    alone, _ = fit(replace(data, stacks=("one",) * len(JOBS), units=("one",) * len(JOBS)))
+    data, one = made_with(0.15), ("one",) * len(JOBS)
+    alone, _ = fit(replace(data, names=replace(data.names, stacks=one, units=one)))
     many, _ = fit(data)
     place = PLACE["compute"]
     assert alone.shift("torchtitan", "hopper")[place] < many.shift("torchtitan", "hopper")[place]
