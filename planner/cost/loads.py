@@ -136,7 +136,7 @@ class RankLoads:
 def _ways(codes: IntColumn, beside: list[Column]) -> tuple[IntColumn, IntColumn]:
     """(a layout of each way in which layouts run their units (V,), each layout's way (N,)).
 
-    codes (N,): their rows of units and of shards. beside (N,): what else they depend on.
+    codes (N,): their rows of units and of shards. beside (N,): other columns that they depend on.
     """
     differ = [column for column in beside if (column != column[0]).any()]
     if differ:

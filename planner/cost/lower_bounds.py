@@ -280,7 +280,7 @@ class _Microbatch:
         return np.asarray(job.own_factor[batch.precision] * (1.0 + late) * mean)
 
     def with_bubble(self, idle: Idle, least: FloatColumn | float = 0.0) -> FloatColumn:
-        """The mean, and what a step waits with the best of the cells' schedules, (N,).
+        """The mean, and a step's wait with the best of the cells' schedules, (N,).
 
         least (N,): seconds that the mean takes in any case.
         """

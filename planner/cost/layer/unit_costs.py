@@ -164,7 +164,7 @@ def host_time(training: TrainingSpec, work: UnitWork, again: FloatColumn) -> dic
     """Seconds that launches and waits add to one microbatch of units (`cost.layer.host_time`).
 
     The layer's backward follows its recomputation at once, so both share one queue.
-    again (Q, K + 2, U): what the backward repeats.
+    again (Q, K + 2, U): repeated by the backward.
     """
     blocks = training_release(training).named.launches_block
 

@@ -84,7 +84,7 @@ class RankPhases:
             )
 
     def worst(self) -> tuple[IntColumn, FloatColumn, FloatColumn]:
-        """(index of the worst phase, bytes in it, of them what comes and goes in a step), (R, N).
+        """(index of the worst phase, bytes in it, its share that comes and goes in a step), (R, N).
 
         Of equal ones it is the first.
         """
