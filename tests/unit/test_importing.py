@@ -192,9 +192,9 @@ class TestRows:
 
     def test_filters_take_any_name_and_refuse_what_is_no_status(self) -> None:
         wanted = filter_of(model="meta-llama/Meta-Llama-3-8B", gpu="H100")
-        assert (wanted.model, wanted.gpu) == ("llama3-8b", "h100-sxm-80gb")
-        own = filter_of(model="mine", gpu="home-made", status="oom", rung="probed")
-        assert (own.model, own.gpu, own.status, own.rung) == ("mine", "home-made", "oom", "probed")
+        assert wanted == {"model": "llama3-8b", "gpu": "h100-sxm-80gb"}
+        given = {"model": "mine", "gpu": "home-made", "status": "oom", "rung": "probed"}
+        assert filter_of(**given) == given
         wrong = faults_of(filter_of, status="fine", rung="guessed")
         assert [fault.field for fault in wrong] == ["status", "rung"]
 

@@ -265,4 +265,4 @@ def test_units_of_pipelines_differ_only_where_experts_leave_their_precision() ->
         np.testing.assert_array_equal(getattr(own, field.name), getattr(shared, field.name))
     wrong = replace(batch, pp=np.ones(len(batch), dtype=np.int64))
     forgotten = unit_work(pricer.context(wrong), pricer.model)
-    assert not np.array_equal(own.forward_seconds, forgotten.forward_seconds)
+    assert not np.array_equal(own.again_all, forgotten.again_all)

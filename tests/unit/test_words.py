@@ -17,10 +17,10 @@ WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Lower a ceiling in the commit that mends some; nothing raises one.
 CEILINGS = {
-    "alone": 102, "apart": 36, "bare": 7, "docstrings that begin with a pronoun": 0,
-    "doubt": 18, "floor": 20, "floors": 13, "held": 89, "holder": 9, "kept": 124, "moment": 11,
-    "place": 239, "rung": 18, "said": 55, "say": 39, "site": 7, "tell": 18,
-    "those of, that of, for who, to who": 110, "told": 53, "unfit": 10, "what": 785,
+    "alone": 101, "apart": 35, "bare": 7, "docstrings that begin with a pronoun": 0,
+    "doubt": 18, "floor": 20, "floors": 13, "held": 86, "holder": 9, "kept": 123, "moment": 11,
+    "place": 232, "rung": 18, "said": 55, "say": 38, "site": 7, "tell": 18,
+    "those of, that of, for who, to who": 105, "told": 50, "unfit": 10, "what": 776,
 }  # fmt: skip
 
 
