@@ -48,6 +48,9 @@ def test_settings_of_ones_own_and_from_before_0_2_are_noted() -> None:
     assert "training.new_one: of your own" in notes_of(toml)[0]
     toml = '[model]\nflavor = "8B"\nnorm_type = "rmsnorm"\n[training]\nbatch_size = 1\n'
     assert "model.norm_type: from before 0.2, not priced" in notes_of(toml)
+    for table, former in (("parallelism", False), ("experimental", True)):
+        toml = f'[model]\nflavor = "8B"\n[{table}]\nenable_compiled_autograd = false\n'
+        assert any("before 0.2" in note for note in notes_of(toml)) is former, table
 
 
 def test_batches_in_tokens_are_read_as_sequences() -> None:

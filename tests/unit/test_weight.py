@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 624,
     "functions that import inside": 47,
 }
-TEST_LINES = 49_076
+TEST_LINES = 49_079
 
 
 def test_the_code_weighs_no_more() -> None:
