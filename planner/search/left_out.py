@@ -30,7 +30,7 @@ MEMORY_CONSTRAINT = "device_over_usable"  # of a trial: positive where it does n
 TRIALS, BATCH = 64, 16  # trials in all; asked for and simulated together
 LEAST_GAIN = 0.002  # judgement: less is not worth a study
 NEAR = 1.02  # what closed forms differ by from the simulation (benchmarks/screening.py)
-JUDGED = frozenset({"tp", "cp", "micro_batch_size", "virtual_stages", "ac"})
+JUDGED = frozenset({"tp", "cp", "micro_batch_size", "virtual_stages", "ac", "float8_all_gather"})
 SHAPE = ("pp", "pp_schedule", "virtual_stages")  # how many stages a split counts
 # Split, offload and memory budgets have exact searches; dtypes train another model; dp_shard takes
 # the GPUs that are left.
@@ -152,6 +152,8 @@ class LeftOut:
         batch = replace(seeds.take(rows), **columns)
         listed = {*self.domains[name].values, *(getattr(one, name) for one in self.seeds)}
         seen = np.tile([value in listed for value in values], len(seeds))
+        if self.domains[name].first_legal:  # of its values one is listed
+            seen = columns[name] == getattr(seeds, name)[rows]
         new = np.flatnonzero(possible & ~(seen & self._listed(batch, JUDGED)))
         return batch.take(new), rows[new]
 

@@ -77,6 +77,14 @@ def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
     assert slower == {}, best
 
 
+def test_float8_all_gathers_that_cost_more_than_they_save_are_found_out() -> None:
+    """Within a node casts take longer than half the bytes; enumeration lists the gathers alone."""
+    job = {**job_values("deepseek-v2-lite", GPU, 4, 8192, 4), "search": {"prefer": "fastest"}}
+    free, fixed = (fastest(job, fix) for fix in ({}, {"float8_all_gather": False}))
+    assert free[0] <= fixed[0] * (1.0 + 1e-9)
+    assert not free[1].float8_all_gather
+
+
 def test_the_split_of_every_pipeline_is_polished() -> None:
     """49 layers over pipelines of other numbers of stages: closed forms put the best one behind."""
     job = {"model": {"base": "llama3.2-3b", "num_hidden_layers": 49},
