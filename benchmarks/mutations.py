@@ -36,6 +36,7 @@ INDIRECT = {
     "planner/cost/layer/forward": ("tests/unit/test_simulate.py", "tests/unit/test_schedules.py"),
     "planner/cost/data_parallel/sharding": ("tests/unit/test_host_time.py",),
     "planner/cost/network/sends": ("tests/unit/test_network.py", "tests/unit/test_simulate.py"),
+    "planner/cost/cost_inputs": ("tests/property/test_everything_prices.py",),
     "planner/cost/lower_bounds": ("tests/property/test_price_property.py",),
     "planner/cost/step_seconds": ("tests/property/test_price_property.py",),
     "planner/cost/stage_seconds": ("tests/property/test_price_property.py",),
