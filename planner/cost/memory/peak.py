@@ -4,6 +4,7 @@ Letters: R ranks priced, K kinds of layer, N layouts; arrays are (R, N) if not s
 Eight phases compete (`Phase`). What lives in each is written down in `_phases`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import reduce
@@ -345,7 +346,7 @@ def rank_memory(
     place = OnRanks(at)
     saved, absent = _by_place(shapes, widths, gradients[0], waits, place)
     phases = RankPhases(
-        of_loads=_phases(shapes, widths, gradients, waits),
+        of_loads=list(_phases(shapes, widths, gradients, waits)),
         saved=saved,
         absent=absent,
         received=shapes.received_bytes,
@@ -449,7 +450,7 @@ def _by_place(
 
 def _phases(
     shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, ...], waits: BoolColumn
-) -> list[PhaseBytes]:
+) -> Iterator[PhaseBytes]:
     """The bytes of each phase, (L,), in the order of PHASES, but for what `_by_place` adds.
 
     Backward frees the resident copy of every unit that it passes. A pipeline frees none, because
@@ -470,35 +471,64 @@ def _phases(
         0.0,
         widths.resident * shapes.largest_gathered - shapes.head_saved_bytes - shapes.logits_bytes,
     )
+    yield PhaseBytes(
+        copies=all_copies,
+        gradients=gradients[0],
+        activations=shapes.chunks_bytes,
+        logits=shapes.logits_bytes,
+        buffers=head_gathered + np.maximum(gathering, 0.0),
+    )
+    yield PhaseBytes(
+        copies=all_copies,
+        gradients=gradients[1],
+        activations=shapes.head_bytes,
+        logits=0.0,
+        buffers=head_gathered + widths.gathered * shapes.largest_gathered,
+    )
     layer_copies = np.where(
         widths.piped, all_copies, widths.resident * (shapes.gathered - shapes.head_gathered)
     )
+    yield PhaseBytes(
+        copies=layer_copies,
+        gradients=gradients[2],
+        activations=shapes.last_layer_bytes - shapes.head_saved_bytes,
+        logits=0.0,
+        buffers=with_root + widths.reduced * shapes.head_local,
+    )
+    yield PhaseBytes(
+        copies=layer_copies,
+        gradients=gradients[3],
+        activations=shapes.next_layer_bytes - shapes.head_saved_bytes,
+        logits=0.0,
+        buffers=with_root,
+    )
     table_copy = widths.resident * np.maximum(shapes.embedding_local, shapes.root_gathered)
     table_copy = np.where(widths.piped, all_copies, table_copy)
+    yield PhaseBytes(
+        copies=table_copy,
+        gradients=gradients[4],
+        activations=shapes.second_layer_bytes,
+        logits=0.0,
+        buffers=with_root,
+    )
+    yield PhaseBytes(
+        copies=table_copy,
+        gradients=gradients[5],
+        activations=shapes.stream_bytes,
+        logits=0.0,
+        buffers=_embedding_bytes(shapes, widths, waits),
+    )
     reduction = np.maximum(
         widths.reduce * shapes.largest_local - widths.resident * shapes.largest_gathered, 0.0
     )
-    last, following = (
-        layer - shapes.head_saved_bytes
-        for layer in (shapes.last_layer_bytes, shapes.next_layer_bytes)
+    yield PhaseBytes(
+        copies=np.where(waits, all_copies, 0.0),
+        gradients=np.where(waits, gradients[6], 0.0),
+        activations=0.0,
+        logits=0.0,
+        buffers=np.where(waits, reduction, 0.0),
     )
-    at_loss = head_gathered + np.maximum(gathering, 0.0)
-    at_head = head_gathered + widths.gathered * shapes.largest_gathered
-    reduced_head = with_root + widths.reduced * shapes.head_local
-    of_table = _embedding_bytes(shapes, widths, waits)
-    copies, held, buffer = (
-        np.where(waits, column, 0.0) for column in (all_copies, gradients[6], reduction)
-    )
-    return [  # copies, gradients, activations, logits, buffers
-        PhaseBytes(all_copies, gradients[0], shapes.chunks_bytes, shapes.logits_bytes, at_loss),
-        PhaseBytes(all_copies, gradients[1], shapes.head_bytes, 0.0, at_head),
-        PhaseBytes(layer_copies, gradients[2], last, 0.0, reduced_head),
-        PhaseBytes(layer_copies, gradients[3], following, 0.0, with_root),
-        PhaseBytes(table_copy, gradients[4], shapes.second_layer_bytes, 0.0, with_root),
-        PhaseBytes(table_copy, gradients[5], shapes.stream_bytes, 0.0, of_table),
-        PhaseBytes(copies, held, 0.0, 0.0, buffer),
-        PhaseBytes(0.0, gradients[7], 0.0, 0.0, 0.0),
-    ]
+    yield PhaseBytes(copies=0.0, gradients=gradients[7], activations=0.0, logits=0.0, buffers=0.0)
 
 
 def _embedding_bytes(shapes: RankShapes, widths: Widths, waits: BoolColumn) -> FloatColumn:
