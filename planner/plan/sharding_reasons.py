@@ -103,9 +103,7 @@ def _need(
     prices, row = together.price(layout, change.__name__, change, concerns=_is_explained)
     memory = prices.memory
     shape = memory.resident.shape
-    gradients = np.max(
-        [np.broadcast_to(p.gradients, shape) for p in memory.phases.on_ranks()], axis=0
-    )
+    gradients = np.max([np.broadcast_to(p.gradients, shape) for p in memory.phases()], axis=0)
     states = memory.resident + memory.optimizer + gradients
     return float(states[:, row].max()), float(prices.device_bytes[row])
 

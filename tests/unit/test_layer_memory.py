@@ -16,7 +16,14 @@ from planner.cost.memory.peak import (
     rank_memory,
 )
 from planner.cost.memory.reserved import cached_bytes, reserved_bytes
-from planner.cost.memory.worst_phase import OnRanks, PhaseBytes, RankPhases
+from planner.cost.memory.worst_phase import (
+    OnRanks,
+    PhaseBytes,
+    PlaceBytes,
+    Streams,
+    chosen,
+    worst_phase,
+)
 from planner.intake.jobs import read_training
 from planner.trainers.registry import TRAINERS
 from tests.pricing import rows
@@ -154,27 +161,23 @@ def test_fragments_fill_what_room_there_is_and_under_pressure_a_floor_is_left() 
 
 def test_what_one_stream_freed_does_not_serve_another() -> None:
     """Totals 100 and 90; of them 10 and 40 are the side stream's; a hole of 20 at the first."""
-    held = [PhaseBytes(0.0, 0.0, total * ONE, 0.0, 0.0) for total in (100.0, 90.0)]
-    apart, none = (10 * ONE, 40 * ONE), (0.0, 0.0)
-    phases = RankPhases(
-        of_loads=held, saved=none, absent=none, received=0.0 * ONE, place=OnRanks(None)
-    )
-    own, most = phases.most_of_compute(apart, 20.0), phases.worst()[1]
-    found = cached_bytes(own, np.maximum(*apart) + 3 * ONE, most)
+    phases = [PhaseBytes(0.0, 0.0, total * ONE, 0.0, 0.0) for total in (100.0, 90.0)]
+    streams = Streams((10 * ONE, 40 * ONE), 20.0)
+    nothing = PlaceBytes(activations=(0.0,), total=(0.0,), received=0.0 * ONE)
+    worst = worst_phase(phases, nothing, streams, OnRanks(None))
+    found = cached_bytes(worst.own, streams.most_apart + 3 * ONE, worst.bytes)
     assert found[0, 0] == max(100 - 10 + 20, 90 - 40) + 40 + 3 - 100
 
 
 def test_of_two_loads_each_rank_reads_its_own_and_of_equal_phases_the_first_is_worst() -> None:
     """Two loads, three ranks; what a rank has saved adds to the first two phases alone."""
     by_load = ((5.0, 1.0), (5.0, 2.0), (9.0, 9.0), (0.0, 9.0))
-    phases = RankPhases(
-        of_loads=[PhaseBytes(1.0, 1.0, np.array(both), 0.0, 0.0) for both in by_load],
-        saved=(saved := np.array([[3.0], [4.0], [7.0]]), saved, 0.0, 0.0),
-        absent=(0.0,) * 4,
-        received=np.full((3, 1), 10.0),
-        place=OnRanks(np.array([[0], [0], [1]])),
-    )
-    index, most, moving = phases.worst()
-    assert most.ravel().tolist() == [21.0, 21.0, 21.0]
-    assert moving.ravel().tolist() == [19.0, 19.0, 19.0]
+    phases = [PhaseBytes(1.0, 1.0, np.array(both), 0.0, 0.0) for both in by_load]
+    saved = np.array([[3.0], [4.0], [7.0]])
+    place = OnRanks(np.array([[0], [0], [1]]))
+    by_place = PlaceBytes(activations=(saved, 0.0), total=(saved, 0.0), received=10.0 + 0.0 * saved)
+    worst = worst_phase(phases, by_place, None, place)
+    assert worst.bytes.ravel().tolist() == [21.0, 21.0, 21.0]
+    assert worst.moving.ravel().tolist() == [19.0, 19.0, 19.0]
+    index = 2 * worst.pair + chosen(worst.pair, worst.seconds, place)
     assert index.ravel().tolist() == [2, 0, 1]

@@ -4,17 +4,25 @@ Letters: R ranks priced, K kinds of layer, N layouts; arrays are (R, N) if not s
 Eight phases compete (`Phase`). What lives in each is written down in `_phases`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import reduce
+from functools import partial
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.layer.trainer_kernels import fuses_cross_entropy
 from planner.cost.memory.reserved import cached_bytes
-from planner.cost.memory.worst_phase import Bytes, OnRanks, PhaseBytes, RankPhases
+from planner.cost.memory.worst_phase import (
+    OnRanks,
+    PhaseBytes,
+    PlaceBytes,
+    Streams,
+    Worst,
+    chosen,
+    worst_phase,
+)
 from planner.specs.training import OPTIMIZER_STATE_BYTES, VOCABULARY_STATE_BYTES, TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.registry import training_release
@@ -140,8 +148,10 @@ class PeakMemory:
     moving: activations, logits, buffers and workspace, which come and go within a step.
     cached: reserved besides by the caching allocator (`cost.memory.reserved`).
     pools: reserved besides for CUDA graphs.
-    worst: index of the worst phase in PHASES.
-    phases: the bytes of every phase, which only readers of single parts put on ranks.
+    found: the worst phase.
+    place: how columns of loads are read on ranks.
+    phases: the bytes of every phase on ranks. Only readers of single parts ask for them; a search
+        does not.
     """
 
     still: tuple[FloatColumn, FloatColumn]
@@ -150,18 +160,24 @@ class PeakMemory:
     allocated: FloatColumn
     cached: FloatColumn
     pools: FloatColumn | float
-    worst: IntColumn
-    phases: RankPhases
+    found: Worst
+    place: OnRanks
+    phases: Callable[[], Iterator[PhaseBytes]]
 
     @property
     def resident(self) -> FloatColumn:
         """Parameters that never leave the device."""
-        return self.phases.place(self.still[0])
+        return self.place(self.still[0])
 
     @property
     def optimizer(self) -> FloatColumn:
         """States of the optimizer, with masters where they are separate from parameters."""
-        return self.phases.place(self.still[1])
+        return self.place(self.still[1])
+
+    @property
+    def worst(self) -> IntColumn:
+        """Index of the worst phase in PHASES."""
+        return 2 * self.found.pair + chosen(self.found.pair, self.found.seconds, self.place)
 
     def phase(self, rank: int, row: int) -> Phase:
         """The phase in which this rank of this layout peaks."""
@@ -173,9 +189,12 @@ class PeakMemory:
         parameters: resident ones and gathered copies. gradients, activations, logits, buffers: of
         `PhaseBytes`.
         """
-        phases = list(self.phases.on_ranks())
+        phases = list(self.phases())
         copies, *others = (
-            np.choose(self.worst, [getattr(one, name) for one in phases])
+            np.choose(
+                self.worst,
+                [np.broadcast_to(getattr(one, name), self.worst.shape) for one in phases],
+            )
             for name in ("copies", *MOVING)
         )
         return {
@@ -344,30 +363,26 @@ def rank_memory(
         rules.sharding.reduces_by_unit & widths.piped & widths.accumulates & (batch.zero_stage > 0)
     )
     place = OnRanks(at)
-    saved, absent = _by_place(shapes, widths, gradients[0], waits, place)
-    phases = RankPhases(
-        of_loads=list(_phases(shapes, widths, gradients, waits)),
-        saved=saved,
-        absent=absent,
-        received=shapes.received_bytes,
-        place=place,
-    )
-    worst, most, moving = phases.worst()
+    by_place = _by_place(shapes, widths, gradients[0], waits, place)
+    phases = list(_phases(shapes, widths, gradients, waits))
     if rules.sharding.keeps_copies:
+        found = worst_phase(phases, by_place, None, place)
         cached = place(_large_requests(shapes, widths, training, rules))
     else:
         holes, gathers = _holes_and_gathers(shapes, batch, widths)
-        own = phases.most_of_compute(side_stream, holes)
-        cached = cached_bytes(own, place(reduce(np.maximum, side_stream) + gathers), most)
+        streams = Streams(side_stream, holes)
+        found = worst_phase(phases, by_place, streams, place)
+        cached = cached_bytes(found.own, place(streams.most_apart + gathers), found.bytes)
     return PeakMemory(
         still=(parameters, optimizer),
         workspace_bytes=workspace_bytes,
-        moving=moving + workspace_bytes,
-        allocated=place(parameters + optimizer + workspace_bytes) + most,
+        moving=found.moving + workspace_bytes,
+        allocated=place(parameters + optimizer + workspace_bytes) + found.bytes,
         cached=cached,
         pools=place(shapes.graph_bytes) if shapes.graph_bytes.any() else 0.0,
-        worst=worst,
-        phases=phases,
+        found=found,
+        place=place,
+        phases=partial(by_place.added, phases, place),
     )
 
 
@@ -418,8 +433,8 @@ def _holes_and_gathers(
 
 def _by_place(
     shapes: RankShapes, widths: Widths, gradients: FloatColumn, waits: BoolColumn, place: OnRanks
-) -> tuple[tuple[Bytes, ...], tuple[Bytes, ...]]:
-    """(saved activations, gradients not there yet) by a rank's index in its pipeline and phase.
+) -> PlaceBytes:
+    """Bytes that a rank's index in its pipeline adds, by each two of PHASES.
 
     The microbatch that runs backward has passed its layers in the second layer and the embedding;
     those in flight have not. In the first reduction and the optimizer step none is in flight.
@@ -427,24 +442,24 @@ def _by_place(
     """
     microbatch = place(shapes.saved_bytes) + shapes.boundary_bytes
     whole = shapes.in_flight * microbatch + shapes.held_bytes
-    others, waiting = whole - microbatch, shapes.all_in_flight
-    whole = whole + shapes.waiting_loss_bytes
-    saved: tuple[Bytes, ...] = (whole, whole)
-    absent: tuple[Bytes, ...] = (0.0, 0.0)
+    others, losses = whole - microbatch, shapes.waiting_loss_bytes
+    saved: tuple[FloatColumn, ...] = (whole + losses,) * 2
+    total, waiting = saved, shapes.all_in_flight
     if waiting.any() and waits.any():
         # Before the first backward there is no gradient, in the last layer's its own and the
         # head's; after the first microbatch there are all, and one microbatch less. The fuller
         # moment counts.
         waiting = waiting * place(waits)
         own = widths.reduce * (shapes.largest_local + shapes.head_local)
-        missing = [waiting * place(np.maximum(one, 0.0)) for one in (gradients, gradients - own)]
-        saved = tuple(whole - microbatch * (one > microbatch) for one in missing)
-        absent = tuple(np.where(one > microbatch, 0.0, one) for one in missing)
-    first, last = saved
-    early, late = absent
-    return (
-        (first, first, last, last, others, others, 0.0, 0.0),
-        (early, early, late, late, 0.0, 0.0, 0.0, 0.0),
+        missing = [
+            waiting * place(np.maximum(absent, 0.0)) for absent in (gradients, gradients - own)
+        ]
+        total = tuple(saved[0] - np.minimum(absent, microbatch) for absent in missing)
+        saved = tuple(saved[0] - microbatch * (absent > microbatch) for absent in missing)
+    return PlaceBytes(
+        activations=(*saved, others, 0.0),
+        total=(*total, others, 0.0),
+        received=shapes.received_bytes,
     )
 
 

@@ -1,7 +1,7 @@
 """The phase of a step in which a pipeline rank needs most memory.
 
 What lives in a phase is a sum of two: bytes of the rank's load (`cost.loads`), whatever schedule
-runs it, and what the rank's place in the pipeline adds.
+runs it, and what the rank's place in the pipeline adds, which is the same in each two phases.
 Letters: R ranks priced, N layouts, L loads.
 """
 
@@ -11,9 +11,7 @@ from functools import reduce
 
 import numpy as np
 
-from planner.columns import Column, FloatColumn, IntColumn
-
-Bytes = FloatColumn | float
+from planner.columns import BoolColumn, Column, FloatColumn, IntColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,73 +41,127 @@ class PhaseBytes:
     buffers: of gathers, reductions and a pipeline's receives.
     """
 
-    copies: Bytes
-    gradients: Bytes
-    activations: Bytes
-    logits: Bytes
-    buffers: Bytes
+    copies: FloatColumn | float
+    gradients: FloatColumn | float
+    activations: FloatColumn | float
+    logits: FloatColumn | float
+    buffers: FloatColumn | float
 
     @property
     def moving(self) -> FloatColumn:
         return np.asarray(self.activations + self.logits + self.buffers)
 
-    @property
-    def total(self) -> FloatColumn:
-        return self.moving + self.gradients + self.copies
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPhases:
-    """Bytes of every phase of loads, and what a rank's index in its pipeline adds, (R, N).
+class PlaceBytes:
+    """Bytes that a rank's index in its pipeline adds, (R, N), in each two phases in turn.
 
-    saved: activations, by phase. absent: gradients that are not there yet, by phase.
+    activations: saved.
+    total: the same less gradients that are not there yet.
     received: buffers of receives, in all phases.
     """
 
-    of_loads: Sequence[PhaseBytes]
-    saved: Sequence[Bytes]
-    absent: Sequence[Bytes]
+    activations: tuple[FloatColumn | float, ...]
+    total: tuple[FloatColumn | float, ...]
     received: FloatColumn
-    place: OnRanks
 
-    def on_ranks(self) -> Iterator[PhaseBytes]:
-        place = self.place
-        for phase, saved, absent in zip(self.of_loads, self.saved, self.absent, strict=True):
+    def added(self, phases: Sequence[PhaseBytes], place: OnRanks) -> Iterator[PhaseBytes]:
+        """The phases of loads as those of ranks."""
+        for index, phase in enumerate(phases):
+            saved, total = self.activations[index // 2], self.total[index // 2]
             yield PhaseBytes(
                 copies=place(phase.copies),
-                gradients=place(phase.gradients) - absent,
+                gradients=place(phase.gradients) + (total - saved),
                 activations=place(phase.activations) + saved,
                 logits=place(phase.logits),
                 buffers=place(phase.buffers) + self.received,
             )
 
-    def worst(self) -> tuple[IntColumn, FloatColumn, FloatColumn]:
-        """(index of the worst phase, bytes in it, its share that comes and goes in a step), (R, N).
 
-        Of equal ones it is the first.
-        """
-        totals = [phase.total for phase in self.of_loads]
-        most = np.array(np.broadcast_arrays(*self._added(totals)))
-        index = np.asarray(most.argmax(axis=0))
-        moving = [
-            self.place(phase.moving) + saved
-            for phase, saved in zip(self.of_loads, self.saved, strict=True)
-        ]
-        return index, most.max(axis=0) + self.received, np.choose(index, moving) + self.received
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worst:
+    """The worst phase of every rank, (R, N).
 
-    def most_of_compute(self, apart: Sequence[Bytes], holes: Bytes) -> FloatColumn:
-        """The most that the stream of the compute holds in any phase, with holes, (R, N).
+    bytes: in it. moving: of them, what comes and goes within a step.
+    pair: which two phases it is one of. seconds: for each two, whether the second is worse, (L,).
+    own: the most that the stream of the compute holds in any phase, with holes; `bytes` where
+        streams are not told apart.
+    """
 
-        apart: bytes of each phase, by load, that another stream allocated.
-        holes: freed at the loss, which comes first, but smaller than what is asked for next.
-        """
-        own = [phase.total - other for phase, other in zip(self.of_loads, apart, strict=True)]
-        own[0] = own[0] + holes
-        return np.asarray(reduce(np.maximum, self._added(own)) + self.received)
+    bytes: FloatColumn
+    moving: FloatColumn
+    pair: IntColumn
+    seconds: list[BoolColumn]
+    own: FloatColumn
 
-    def _added(self, of_loads: Sequence[Bytes]) -> list[FloatColumn]:
-        """Bytes of loads in each phase, and what the rank's index adds; receives left out."""
-        return [
-            np.asarray(self.place(one) + (saved - absent))
-            for one, saved, absent in zip(of_loads, self.saved, self.absent, strict=True)
-        ]
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Bytes of each phase, by load, allocated by another stream, and holes (0 or more).
+
+    holes: freed by then, but smaller than what is asked for next; at the loss.
+    """
+
+    apart: Sequence[FloatColumn | float]
+    holes: FloatColumn | float
+
+    @property
+    def most_apart(self) -> FloatColumn:
+        return np.asarray(reduce(np.maximum, self.apart))
+
+
+def worst_phase(
+    phases: Sequence[PhaseBytes], by_place: PlaceBytes, streams: Streams | None, place: OnRanks
+) -> Worst:
+    """The worst of an even number of phases; of equal ones the first.
+
+    streams: None if `own` is not asked for.
+    """
+    moving, seconds = [], []
+    most = own = saved = np.zeros(0)
+    pair = np.zeros(0, dtype=np.int64)
+    for index in range(len(phases) // 2):
+        two = phases[2 * index : 2 * index + 2]
+        here = [phase.moving for phase in two]
+        totals = [now + p.gradients + p.copies for now, p in zip(here, two, strict=True)]
+        later = totals[1] > totals[0]
+        moving.append(np.where(later, here[1], here[0]))
+        seconds.append(later)
+        added = by_place.total[index]
+        total = place(np.maximum(*totals)) + added
+        if index:
+            worse = total > most
+            np.copyto(most, total, where=worse)
+            np.copyto(pair, index, where=worse)
+            np.copyto(saved, by_place.activations[index], where=worse)
+        else:
+            most, pair = np.array(total), np.zeros(np.shape(total), dtype=np.int64)
+            saved = np.broadcast_to(by_place.activations[0], most.shape).copy()
+        if streams is not None:
+            ours = [
+                total - other
+                for total, other in zip(totals, streams.apart[2 * index :][:2], strict=True)
+            ]
+            if not index:
+                ours[0] = ours[0] + streams.holes
+            held = place(np.maximum(*ours)) + added
+            own = np.maximum(own, held, out=own) if index else np.array(held)
+    received = by_place.received
+    if received.any():
+        most, saved = most + received, saved + received
+        own = own + received if streams is not None else own
+    return Worst(
+        bytes=most,
+        moving=saved + chosen(pair, moving, place),
+        pair=pair,
+        seconds=seconds,
+        own=most if streams is None else own,
+    )
+
+
+def chosen(pair: IntColumn, columns: Sequence[Column], place: OnRanks) -> Column:
+    """On each rank the column of its pair of phases: (R, N), (L,) each -> (R, N)."""
+    if place.at is None:
+        return np.asarray(np.choose(pair, [np.broadcast_to(x, pair.shape) for x in columns]))
+    table = np.concatenate(columns)
+    return table.take(pair * len(columns[0]) + place.at)
