@@ -201,7 +201,7 @@ def share(
 def _after(
     work: Callable[[Wiring], tuple[Sequence[str], list[tuple[str, str]]]], verb: str, json: bool
 ) -> None:
-    """Does it, learns from the rows that are stored then, and reports both.
+    """Runs `work`, learns from the measurements that it changed, and reports both.
 
     work: returns ids, and the (trainer, GPU) that it changed.
     """

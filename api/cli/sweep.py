@@ -139,7 +139,7 @@ def cancel(sweep_id: Id, json: Json = False) -> None:
 def hosts(
     release: Annotated[str | None, typer.Option(metavar="HOST")] = None, json: Json = False
 ) -> None:
-    """Hosts that runs found bad and that none uses for a day, with the evidence.
+    """Quarantined hosts: found bad by a run, unused for a day, with the evidence.
 
     release: Let this host in again first.
     """

@@ -97,7 +97,7 @@ class DriftOutlier(BaseModel):
 
 
 class DriftCreep(BaseModel):
-    """A layout whose newest runs are all slower than it once was.
+    """A layout whose newest runs are all slower than its earlier level.
 
     change: 0.02 is 2% slower. first, last: when that level was; best: it is the best so far, else
         that of its first runs.

@@ -39,7 +39,7 @@ MOST_UNCOUNTED = 5  # a pool that takes every probe away must not keep a run for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadHostLine:
-    """A host that a run found bad, with the numbers."""
+    """A host that a run found bad, with the measured evidence."""
 
     host: str
     evidence: list[str]

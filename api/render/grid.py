@@ -92,7 +92,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _row(cell: str) -> str:
-    """A cell as one line: stored by an earlier version it may hold a line's end."""
+    """A table cell as one line; texts of earlier versions may contain line breaks."""
     return "".join(c if c.isprintable() else " " for c in cell)
 
 

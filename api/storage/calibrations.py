@@ -120,7 +120,7 @@ class SqlCalibrationStore(TableStore[CalibrationRecord]):
     # ---- what they are made from ----------------------------------------------------------------
 
     def inputs(self, subject: Subject, software: Mapping[str, str] | None = None) -> LearningInputs:
-        """Inputs of this subject's calibration as of now.
+        """The runs and settings that a calibration of this subject would be fitted to today.
 
         software: of the runs; where it is left out, that of the newest run.
         """

@@ -188,7 +188,7 @@ def check_limit(limit: int) -> None:
 
 
 def cursor_of(*values: object) -> str:
-    """Where the page after the row of these values starts."""
+    """The cursor of the page that starts after the row with these values."""
     return encoded(
         "|".join(one.isoformat() if isinstance(one, datetime) else str(one) for one in values)
     )

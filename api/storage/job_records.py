@@ -41,7 +41,7 @@ class Lease:
 
 
 class JobRecord(Listed, kw_only=True):
-    """A job of a queue, of whatever kind: its state, and a lease on it.
+    """A job of any queue: its state and its lease.
 
     request: what was asked.
     asked_by: name of the key that asked for it, "cli:USER" for the command line; None of older

@@ -10,7 +10,7 @@ SMALL = "font-size:90%;opacity:.75"
 
 
 class Tabled:
-    """Something that shows itself as a table."""
+    """Base of answers that terminals and notebooks show as a table."""
 
     def columns(self) -> dict[str, list[object]]:
         """Every row as columns, SI."""

@@ -46,7 +46,7 @@ def searched(pricer: Pricer, space: Space, goal: Goal) -> "SpaceSearch":
 
 
 class SpaceSearch:
-    """A space, the cells that its screen prices round by round, and what it found.
+    """The search of one space: its cells, priced round by round, and the best layouts so far.
 
     A cell is skipped when its lower bound on memory cannot fit, or when its lower bound on what is
     minimised is above both limits.
@@ -72,7 +72,7 @@ class SpaceSearch:
         return self.space.cells.take(np.arange(0))
 
     def limit(self) -> float:
-        """The value beyond which a cell cannot matter."""
+        """Seconds or bytes beyond which a cell cannot hold an answer."""
         return min(self.shortlist.limit(self.goal.slack), self.goal.limit_seconds)
 
     def _screen(self) -> Screened:

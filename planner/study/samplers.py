@@ -102,7 +102,7 @@ def layout_of(parameters: Mapping[str, Any]) -> Layout:
 
 
 def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
-    """Codes (N,) and what they stand for, as `Layout` spells it."""
+    """Codes (N,) and the names that they stand for, spelled as in `Layout`."""
     if name == "ac":
         column = np.stack([batch.ac_kind, batch.ac_value], axis=1)
     else:

@@ -68,7 +68,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Creep:
-    """A layout whose newest nights are slower than a level that it had; see `creeps`.
+    """A layout whose newest nights are slower than its earlier level (`creeps`).
 
     change: 0.02 is 2% slower. first, last: the nights of that level. best: it is the best so far,
     not that of the first nights.

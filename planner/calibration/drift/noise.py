@@ -55,7 +55,7 @@ class Series:
 
 
 class Noise:
-    """Scores of the last nights, and how much they scatter.
+    """Recent nights as scores: log seconds over their level, in units of their scatter.
 
     first: night of the first column of all that follows. seconds (A, T): log seconds.
     level (A,): their median on the present level.
@@ -181,7 +181,7 @@ class Noise:
         return float(np.mean(gaps)) if gaps else 0.0, sd, float(series.degrees[0])
 
     def host_evidence(self, on: BoolTable) -> tuple[float, int] | None:
-        """(evidence that a host has been slow, since which night); None where nothing tells.
+        """(standard score of a slow host, the night since when); None without evidence.
 
         It compares the scores of its readings with those of other hosts over the same nights.
         A host counts where it slows two layouts, or one that ran elsewhere meanwhile.

@@ -48,7 +48,7 @@ class Level:
 
 
 class Replay:
-    """The state of the test after some nights.
+    """The test for drift, stepped through the nights of a history one by one.
 
     seconds (A, T): log seconds that count, without those of slow hosts.
     steps (A, T): their differences to the night before on the same level, over sqrt(2).

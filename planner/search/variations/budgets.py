@@ -78,7 +78,7 @@ def budgeted(
 
 
 def simple(search: DialSearch) -> BoolColumn:
-    """Which of its cells use few mechanisms."""
+    """Mask of the search's cells that use few mechanisms."""
     if not len(search.cells):
         return np.zeros(0, dtype=np.bool_)
     return points(search.space.cells.take(search.cells), search.pricer) <= FEW_POINTS

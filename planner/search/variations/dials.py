@@ -29,7 +29,7 @@ def _all(batch: LayoutBatch) -> BoolColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dial:
-    """A number of a layout, in so many steps.
+    """One number of a layout that a search may turn, from `least` to `steps`.
 
     least, steps: the numbers that are sought; at `steps` nothing is recomputed or moved.
     at: the layouts with these numbers.
@@ -52,7 +52,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turned(Table):
-    """Layouts as they were, the largest number of each that fits, and its step with it, (N,)."""
+    """Layouts before the turn, the largest number at which each fits, its step there, (N,)."""
 
     bases: LayoutBatch
     number: IntColumn
@@ -65,7 +65,7 @@ class Turned(Table):
 def turned(
     pricer: Pricer, bases: LayoutBatch, dial: Dial, limit: float = np.inf, keep: int | None = None
 ) -> Turned:
-    """Each base with the largest number that fits, where that beats the limit.
+    """Each base at the largest number that fits, if its step there is below the limit.
 
     One that fits with all steps needs no dial. keep: a base that is not among so many fastest may
     be left out.
@@ -90,7 +90,7 @@ def turned_below(
     keep: int | None = None,
     risk: float = OOM_LIMIT,
 ) -> Turned:
-    """The largest number below `high` at which each base fits, where one does.
+    """The largest number below `high` at which each base fits; bases that never fit are left out.
 
     high_seconds: the step there, at the most. risk: the largest allowed P(out of memory).
     """
@@ -132,7 +132,7 @@ class Round(Table):
 
 
 class DialSearch:
-    """The layouts that may be worth turning a dial, expanded as far as anybody asked.
+    """The search for layouts that a dial makes faster; cells are expanded only when needed.
 
     cells: rows of the space, fastest first. most, least: the largest number that each may have, and
         the least step that it then takes; those that take `worth_seconds` are left out.
@@ -157,7 +157,7 @@ class DialSearch:
         self.known_rounds: list[Round] = []
 
     def rounds(self) -> Iterator[Round]:
-        """All rounds, those known first."""
+        """Yields the rounds in order; each is expanded once."""
         yield from self.known_rounds
         ends = np.cumsum(self.space.cell_sizes[self.cells])
         first = self.known_rounds[-1].last if self.known_rounds else 0
